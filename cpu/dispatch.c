@@ -1,0 +1,41 @@
+/* Chooses the kernel table once: by processor, or by the environment variable NINFER_CPU. */
+#include "cpu/kernels_internal.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#include <stdlib.h>
+#include <string.h>
+
+static bool has_avx2(void) {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    /* F16C is not a feature name that every compiler's __builtin_cpu_supports knows. */
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C)) return false;
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+const nf_kernels *nf_kernels_by_name(const char *name) {
+    if (!strcmp(name, "portable")) return &nf_kernels_portable;
+#if defined(__x86_64__)
+    if (!strcmp(name, "avx2") && has_avx2()) return &nf_kernels_avx2;
+#endif
+    return NULL;
+}
+
+nf_status nf_kernels_get(const nf_kernels **out, nf_error *err) {
+    const char *wanted = getenv("NINFER_CPU");
+    if (wanted && *wanted) {
+        *out = nf_kernels_by_name(wanted);
+        if (*out) return NF_OK;
+        if (!strcmp(wanted, "avx2"))
+            return nf_fail(err, NF_ERR_ARGUMENT, "NINFER_CPU=avx2: this processor has no AVX2, FMA and F16C");
+        return nf_fail(err, NF_ERR_ARGUMENT, "NINFER_CPU=%s: unknown level (portable, avx2)", wanted);
+    }
+    *out = has_avx2() ? nf_kernels_by_name("avx2") : &nf_kernels_portable;
+    return NF_OK;
+}

@@ -1,0 +1,20 @@
+/* `--dry-run`: what a run would load and, for a checkpoint folder, what conversion would write. */
+#ifndef NF_RUNNER_PLAN_H
+#define NF_RUNNER_PLAN_H
+
+#include "format/types.h"
+#include "runtime/ninfer.h"
+
+#include <stdint.h>
+#include <stdio.h>
+
+typedef struct nf_plan_options {
+    nf_format type;       /* of a conversion */
+    uint32_t max_context; /* 0: the model's */
+    int n_threads;        /* 0: all allowed cores */
+} nf_plan_options;
+
+/* Prints the table for a container or a checkpoint folder; writes nothing to disk. */
+nf_status nf_plan_print(const char *path, const nf_plan_options *options, FILE *out, nf_error *err);
+
+#endif

@@ -1,0 +1,162 @@
+/*
+ * The walk of a token: embedding, layers (attention or linear attention, then mixture of experts), final norm, head.
+ * Every thread runs these functions (SPMD, cpu/team.h); each step is a loop over whole rows, heads or tiles that ends at a
+ * barrier. No value depends on how many tokens are computed together or on who computes them (docs/arithmetic.md).
+ */
+#include "runtime/session_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- matrix products ------------------------------------------------------------------------------------------------- */
+
+typedef struct product_loop {
+    const nf_product *products;
+    size_t n;
+    const nf_kernels *kernels;
+} product_loop;
+
+static size_t tiles_of(const nf_product *p) { return p->n ? (p->w.rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS : 0; }
+
+static void product_tile(const nf_kernels *kernels, const nf_product *p, size_t tile) {
+    enum { BATCH = 64 };
+    float out[BATCH * NF_TILE_ROWS];
+    const size_t row = tile * NF_TILE_ROWS, rows = p->w.rows - row < NF_TILE_ROWS ? p->w.rows - row : NF_TILE_ROWS;
+    for (size_t j = 0; j < p->n; j += BATCH) {
+        size_t m = p->n - j < BATCH ? p->n - j : BATCH, groups = p->in->kp / NF_GROUP;
+        nf_rows in = *p->in;
+        if (!p->index) {
+            in.x += (p->first + j) * in.kp;
+            in.q += (p->first + j) * in.kp;
+            in.scale += (p->first + j) * groups;
+            in.sum += (p->first + j) * groups;
+        }
+        kernels->tile(&p->w, tile, &in, p->index ? p->index + j : NULL, m, out);
+        for (size_t i = 0; i < m; i++) {
+            float *y = p->out + (j + i) * p->out_stride + row;
+            if (p->add)
+                for (size_t r = 0; r < rows; r++) y[r] += out[i * NF_TILE_ROWS + r];
+            else
+                for (size_t r = 0; r < rows; r++) y[r] = out[i * NF_TILE_ROWS + r];
+        }
+    }
+}
+
+static void product_body(void *user, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const product_loop *loop = user;
+    size_t p = 0, before = 0;
+    for (size_t i = begin; i < end; i++) {
+        while (i >= before + tiles_of(&loop->products[p])) before += tiles_of(&loop->products[p++]);
+        product_tile(loop->kernels, &loop->products[p], i - before);
+    }
+}
+
+/* Pieces small enough to share evenly, large enough that the shared counter costs nothing. */
+static size_t product_grain(size_t n_tiles, int n_threads) {
+    size_t grain = n_tiles / ((size_t)n_threads * 8);
+    return grain < 1 ? 1 : grain > 16 ? 16 : grain;
+}
+
+static void run_products(nf_worker *worker, const nf_kernels *kernels, const nf_product *products, size_t n) {
+    product_loop loop = {products, n, kernels};
+    size_t n_tiles = 0;
+    for (size_t i = 0; i < n; i++) n_tiles += tiles_of(&products[i]);
+    nf_team_loop(worker, n_tiles, product_grain(n_tiles, worker->team->n_threads), product_body, &loop);
+}
+
+void nf_run_products(nf_worker *worker, const nf_product *products, size_t n) {
+    /* The team is a member of its model, so the kernels are at hand. */
+    const nf_model *model = (const nf_model *)((const char *)worker->team - offsetof(nf_model, team));
+    run_products(worker, model->kernels, products, n);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------------ */
+
+static void quantise(nf_session *s, nf_rows *rows, size_t i) {
+    size_t groups = rows->kp / NF_GROUP;
+    if (!s->model->kernels->quantise_row(rows->x + i * rows->kp, rows->kp, rows->q + i * rows->kp, rows->scale + i * groups,
+                                         rows->sum + i * groups))
+        atomic_store_explicit(&s->numeric_error, true, memory_order_relaxed);
+}
+
+void nf_prepare_row(nf_session *s, const nf_weights *w, nf_rows *rows, size_t i) {
+    if (nf_type_get(w->format.type)->integer_dot) quantise(s, rows, i);
+}
+
+void nf_norm_row(nf_session *s, const float *x, const float *w, size_t n, float *out) {
+    const nf_kernels *kernels = s->model->kernels;
+    float mean = kernels->sum_squares(x, n) / (float)n;
+    if (!isfinite(mean)) atomic_store_explicit(&s->numeric_error, true, memory_order_relaxed);
+    kernels->scale_rows(x, 1.0f / sqrtf(mean + s->model->desc.rms_eps), w, out, n);
+}
+
+typedef struct norm_loop {
+    nf_session *s;
+    const float *norm;
+    size_t first;
+    nf_rows *out;
+} norm_loop;
+
+static void norm_body(void *user, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const norm_loop *loop = user;
+    nf_session *s = loop->s;
+    const size_t d = s->model->desc.hidden;
+    for (size_t i = begin; i < end; i++) {
+        nf_norm_row(s, s->x + (loop->first + i) * d, loop->norm, d, loop->out->x + i * loop->out->kp);
+        if (s->model->integer_dot) quantise(s, loop->out, i);
+    }
+}
+
+void nf_norm_rows(nf_worker *worker, nf_session *s, const float *norm, size_t first, size_t n, nf_rows *out) {
+    norm_loop loop = {s, norm, first, out};
+    nf_team_loop(worker, n, 1, norm_body, &loop);
+}
+
+/* ---- embedding and rotary angles --------------------------------------------------------------------------------------- */
+
+static void embed_body(void *user, size_t begin, size_t end, int thread) {
+    (void)thread;
+    nf_session *s = user;
+    const nf_model_desc *d = &s->model->desc;
+    const nf_weights *e = &s->model->embedding;
+    const size_t half = d->rope_dim / 2, scale_cols = (e->cols + NF_F8_BLOCK - 1) / NF_F8_BLOCK;
+    for (size_t i = begin; i < end; i++) {
+        size_t id = (size_t)s->step_ids[i], tile = id / NF_TILE_ROWS;
+        const float *scales = e->block_scales ? e->block_scales + id / NF_F8_BLOCK * scale_cols : NULL;
+        nf_dequantise_row(e->format, e->tiles + tile * e->tile_stride, id % NF_TILE_ROWS, e->cols, scales,
+                          s->x + i * d->hidden);
+        float *cosine = s->rope + i * d->rope_dim, *sine = cosine + half;
+        for (size_t p = 0; p < half; p++) {
+            double angle = (double)(s->first + i) * pow(d->rope_theta, -2.0 * (double)p / (double)d->rope_dim);
+            cosine[p] = (float)cos(angle);
+            sine[p] = (float)sin(angle);
+        }
+    }
+}
+
+/* ---- the walk ---------------------------------------------------------------------------------------------------------- */
+
+void nf_forward(nf_worker *worker, void *session) {
+    nf_session *s = session;
+    const nf_model *model = s->model;
+    nf_team_loop(worker, s->n, 1, embed_body, s);
+    for (uint32_t l = 0; l < model->desc.n_layers; l++) {
+        const nf_layer *layer = &model->layers[l];
+        nf_norm_rows(worker, s, layer->input_norm, 0, s->n, &s->h);
+        if (layer->kind == NF_LAYER_FULL_ATTENTION) nf_attention_layer(worker, s, l);
+        else nf_delta_layer(worker, s, l);
+        nf_norm_rows(worker, s, layer->post_norm, 0, s->n, &s->h);
+        nf_moe_layer(worker, s, l);
+    }
+}
+
+void nf_forward_head(nf_worker *worker, void *session) {
+    nf_session *s = session;
+    const nf_model *model = s->model;
+    nf_norm_rows(worker, s, model->final_norm, s->head_first, s->head_n, &s->head_rows);
+    nf_product head = {.w = model->head, .in = &s->head_rows, .n = s->head_n, .out = s->logits,
+                       .out_stride = model->desc.vocab_size};
+    run_products(worker, model->kernels, &head, 1);
+}
