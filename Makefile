@@ -45,47 +45,64 @@ all: $(COMMANDS) $(BUILD)/libninfer.a $(BUILD)/libninfer.so $(BUILD)/example-gen
 # One file for an instruction-set level; everything else is portable.
 $(BUILD)/obj/cpu/%_avx2.o: BASE_CFLAGS += -mavx2 -mfma -mf16c
 
+# V=1 shows whole commands.
+ifeq ($(V),)
+Q := @
+say = @echo '  $(1)  $(2)'
+endif
+
 $(BUILD)/obj/%.o: %.c Makefile
 	@mkdir -p $(@D)
-	$(CC) $(BASE_CFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(call say,CC,$<)
+	$(Q)$(CC) $(BASE_CFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/libninfer.a: $(LIB_OBJ)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(call say,AR,$@)
+	$(Q)$(AR) rcs $@ $^
 $(BUILD)/libninfer.so: $(LIB_OBJ)
-	$(CC) -shared -Wl,-soname,libninfer.so.0 $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared -Wl,-soname,libninfer.so.0 $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
 
 # An archive, so that only the program that edits lines needs libedit.
 $(RUNNER): $(RUNNER_OBJ)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(call say,AR,$@)
+	$(Q)$(AR) rcs $@ $^
 
 $(BUILD)/ninfer: $(BUILD)/obj/runner/main_ninfer.o $(RUNNER) $(BUILD)/libninfer.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
 $(BUILD)/ninfer-run: $(BUILD)/obj/runner/main_run.o $(RUNNER) $(BUILD)/libninfer.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS) $(EDIT_LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS) $(EDIT_LIBS)
 $(BUILD)/ninfer-perplexity: $(BUILD)/obj/runner/main_perplexity.o $(RUNNER) $(BUILD)/libninfer.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
 $(BUILD)/ninfer-convert: $(BUILD)/obj/converter/main.o $(BUILD)/libninfer.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
 $(BUILD)/example-generate: $(BUILD)/obj/runtime/examples/generate.o $(BUILD)/libninfer.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
 
 # cmocka's macros and a test's helpers do not follow two of our warnings.
 TEST_CFLAGS := -Wno-conversion -Wno-missing-prototypes
 $(BUILD)/tests/%: tests/%.c $(TEST_SUPPORT_OBJ) $(RUNNER) $(BUILD)/libninfer.a Makefile
 	@mkdir -p $(@D)
-	$(CC) $(BASE_CFLAGS) $(TEST_CFLAGS) $(CFLAGS) -MMD -MP $< -o $@ $(TEST_SUPPORT_OBJ) $(RUNNER) $(BUILD)/libninfer.a \
+	$(call say,CC,$<)
+	$(Q)$(CC) $(BASE_CFLAGS) $(TEST_CFLAGS) $(CFLAGS) -MMD -MP $< -o $@ $(TEST_SUPPORT_OBJ) $(RUNNER) $(BUILD)/libninfer.a \
 		$(LDFLAGS_ALL) $(LIBS) $(CMOCKA_LIBS)
 $(BUILD)/tools/%: tests/tools/%.c $(BUILD)/libninfer.a Makefile
 	@mkdir -p $(@D)
-	$(CC) $(BASE_CFLAGS) $(TEST_CFLAGS) $(CFLAGS) -MMD -MP $< -o $@ $(BUILD)/libninfer.a $(LDFLAGS_ALL) $(LIBS)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(BASE_CFLAGS) $(TEST_CFLAGS) $(CFLAGS) -MMD -MP $< -o $@ $(BUILD)/libninfer.a $(LDFLAGS_ALL) $(LIBS)
 
 # ---- the embedded model ------------------------------------------------------------------------------------------------
 
 $(MODEL): $(BUILD)/ninfer-convert $(wildcard models/tiny-moe/*.json models/tiny-moe/*.jinja models/tiny-moe/*.safetensors)
 	@rm -f $@ $@.part-*
-	$(BUILD)/ninfer-convert models/tiny-moe $@
+	$(Q)$(BUILD)/ninfer-convert models/tiny-moe $@
 
 model: $(MODEL)
 
@@ -131,15 +148,15 @@ format:
 	clang-format -i $(C_FILES)
 format-check:
 	clang-format --dry-run --Werror $(C_FILES)
-lint: $(LINT_FILES:%=lint-%)
-lint-%:
-	@clang-tidy --quiet $* -- $(BASE_CFLAGS) $(if $(findstring _avx2,$*),-mavx2 -mfma -mf16c)
+lint: $(LINT_FILES:%=%.lint)
+%.c.lint: %.c
+	@clang-tidy --quiet $< -- $(BASE_CFLAGS) $(if $(findstring _avx2,$*),-mavx2 -mfma -mf16c)
 
 # ---- installation --------------------------------------------------------------------------------------------------------
 
 # The public header with the one project header that it includes put in its place.
 $(BUILD)/ninfer.h: runtime/ninfer.h base/status.h Makefile
-	awk '/^#include "base\/status.h"$$/ { while ((getline line < "base/status.h") > 0) print line; next } { print }' $< > $@
+	$(Q)awk '/^#include "base\/status.h"$$/ { while ((getline line < "base/status.h") > 0) print line; next } { print }' $< > $@
 
 define PC
 prefix=$(PREFIX)
@@ -169,6 +186,8 @@ install: all $(MODEL) $(BUILD)/ninfer.h
 	$(INSTALL) -m 644 $(BUILD)/ninfer.h '$(D)/include/'
 	$(INSTALL) -m 644 $(MODEL) '$(D)/share/ninfer/'
 	$(INSTALL) -m 644 README.md LICENSE $(wildcard docs/*.md) '$(D)/share/doc/ninfer/'
+
+.SECONDARY: $(TEST_SUPPORT_OBJ)
 
 clean:
 	rm -rf build build-san

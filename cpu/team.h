@@ -11,6 +11,11 @@
 
 typedef struct nf_team {
     int n_threads;
+    int spin; /* how often a waiting thread looks before it sleeps */
+    /* Barrier: how many have arrived, its generation (a futex), how many sleep on it. */
+    _Alignas(64) atomic_uint arrived;
+    _Alignas(64) atomic_uint generation;
+    atomic_uint sleepers;
     /* Two counters in turn: while loop i uses one, the other is reset for loop i+1. One cache line each. */
     struct {
         _Alignas(64) atomic_size_t next;
@@ -19,7 +24,8 @@ typedef struct nf_team {
 
 typedef struct nf_worker {
     nf_team *team;
-    int thread;          /* 0 .. n_threads-1 */
+    int thread;          /* 0 .. n-1 */
+    int n;               /* threads that run: at most team->n_threads */
     unsigned loops_done; /* the same in all workers between barriers */
 } nf_worker;
 

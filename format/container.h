@@ -139,7 +139,8 @@ typedef struct nf_writer_options {
  * nf_writer_finish. */
 nf_status nf_writer_create(const char *path, const nf_writer_options *options, nf_writer **out, nf_error *err);
 /* Starts an add-on to an existing container: existing objects stay, new ones go to new parts, and finish publishes a new
- * directory in the older slot. Takes the lock (NF_ERR_BUSY). Replacing an object = adding one of the same name. */
+ * directory in the older slot. Takes the lock (NF_ERR_BUSY). Replacing an object = adding one of the same name: the old one
+ * stays in the directory as "replaced.GENERATION.NAME" in the component "replaced". */
 nf_status nf_writer_append(const char *path, const nf_writer_options *options, nf_writer **out, nf_error *err);
 
 /* Sets (replaces) key-value metadata. */

@@ -294,19 +294,26 @@ static void free_state(object_state *s) {
     *s = (object_state){0};
 }
 
-/* Drops an object of the old model that a new one of the same name replaces. Its checksums stay in their table, unused. */
-static void drop_replaced(nf_writer *w, const char *name) {
+/* An object of the old model that a new one of the same name replaces gets another name and component: its bytes stay accounted for (and
+ * checked by verify) until the model is written anew. */
+static nf_status retire_replaced(nf_writer *w, const char *name, nf_error *err) {
     for (size_t i = 0; i < w->first_new_object; i++) {
-        if (strcmp(w->dir.objects[i].pub.name, name) != 0) continue;
-        nf_entry_free(&w->dir.objects[i]);
-        memmove(&w->dir.objects[i], &w->dir.objects[i + 1], (w->dir.n_objects - i - 1) * sizeof *w->dir.objects);
-        memmove(&w->states[i], &w->states[i + 1], (w->dir.n_objects - i - 1) * sizeof *w->states);
-        w->dir.n_objects--;
-        w->first_new_object--;
-        for (size_t k = 0; k < w->dir.n_objects; k++)
-            if (w->dir.objects[k].checks_object != NF_NO_CHECKS && w->dir.objects[k].checks_object > i) w->dir.objects[k].checks_object--;
-        return;
+        nf_entry *e = &w->dir.objects[i];
+        if (strcmp(e->pub.name, name) != 0) continue;
+        nf_buf retired = {0};
+        nf_status status = nf_buf_printf(&retired, err, "replaced.%llu.%s", (unsigned long long)w->dir.generation, name);
+        if (!status && retired.len > NF_MAX_NAME) status = nf_fail(err, NF_ERR_LIMIT, "the name '%.100s...' is too long to be replaced", name);
+        if (!status) status = nf_directory_component(&w->dir, "replaced", &e->component, err);
+        if (status) {
+            nf_buf_free(&retired);
+            return status;
+        }
+        free((char *)e->pub.name);
+        e->pub.name = nf_buf_take(&retired);
+        e->pub.component = w->dir.components[e->component];
+        return NF_OK;
     }
+    return NF_OK;
 }
 
 static nf_status check_new_name(const nf_writer *w, const nf_object *o, nf_error *err) {
@@ -318,14 +325,14 @@ static nf_status check_new_name(const nf_writer *w, const nf_object *o, nf_error
     return NF_OK;
 }
 
-/* Handles are counted from the first new object, so that dropping a replaced one does not move them. */
+/* Handles are counted from the first new object. */
 static nf_entry *entry_of(const nf_writer *w, size_t handle) { return &w->dir.objects[w->first_new_object + handle]; }
 static object_state *state_of(const nf_writer *w, size_t handle) { return &w->states[w->first_new_object + handle]; }
 
 nf_status nf_writer_add(nf_writer *w, const nf_object *object, size_t *handle, nf_error *err) {
     nf_status status = check_new_name(w, object, err);
     if (status) return status;
-    if (w->append) drop_replaced(w, object->name);
+    if (w->append && (status = retire_replaced(w, object->name, err))) return status;
     status = nf_grow((void **)&w->dir.objects, &w->dir.objects_cap, w->dir.n_objects + 1, sizeof *w->dir.objects, err);
     if (!status) status = nf_grow((void **)&w->states, &w->states_cap, w->dir.n_objects + 1, sizeof *w->states, err);
     if (status) return status;

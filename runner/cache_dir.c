@@ -1,4 +1,5 @@
-/* The cache of conversions; see cache_dir.h. File names are NAME-FOLDERHASH-TYPE-STATEHASH.ninfer, hashes in hex. */
+/* The cache of conversions; see cache_dir.h. File names are NAME-FOLDERHASH-TYPE-STATEHASH.ninfer, hashes in
+ * hex. */
 #include "runner/cache_dir.h"
 
 #include "base/io.h"
@@ -34,7 +35,8 @@ static void free_names(cache_names *n) {
 
 nf_status nf_cache_folder(nf_buf *out, nf_error *err) {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (xdg && xdg[0] == '/') return nf_buf_printf(out, err, "%s/ninfer", xdg); /* relative values are invalid by the spec */
+    if (xdg && xdg[0] == '/')
+        return nf_buf_printf(out, err, "%s/ninfer", xdg); /* relative values are invalid by the spec */
     if (!home || !*home) {
         const struct passwd *user = getpwuid(getuid());
         home = user ? user->pw_dir : NULL;
@@ -43,7 +45,8 @@ nf_status nf_cache_folder(nf_buf *out, nf_error *err) {
     return nf_buf_printf(out, err, "%s/.cache/ninfer", home);
 }
 
-/* ---- what identifies a checkpoint ----------------------------------------------------------------------------------------- */
+/* ---- what identifies a checkpoint
+ * ----------------------------------------------------------------------------------------- */
 
 static bool ends_with(const char *name, const char *suffix) {
     size_t n = strlen(name), m = strlen(suffix);
@@ -51,7 +54,8 @@ static bool ends_with(const char *name, const char *suffix) {
 }
 
 static int is_source(const struct dirent *entry) {
-    return ends_with(entry->d_name, ".safetensors") || ends_with(entry->d_name, ".json") || ends_with(entry->d_name, ".jinja");
+    return ends_with(entry->d_name, ".safetensors") || ends_with(entry->d_name, ".json") ||
+           ends_with(entry->d_name, ".jinja");
 }
 
 /* Hash of names, sizes and modification times of the files that a conversion reads. */
@@ -65,16 +69,19 @@ static nf_status hash_state(const char *source, uint64_t *out, nf_error *err) {
         nf_buf path = {0};
         struct stat info;
         if (!status) status = nf_buf_printf(&path, err, "%s/%s", source, entries[i]->d_name);
-        if (!status && stat(path.data, &info)) status = nf_fail_errno(err, errno, "%s: cannot read", path.data);
+        if (!status && stat(path.data, &info))
+            status = nf_fail_errno(err, errno, "%s: cannot read", path.data);
         if (!status)
-            status = nf_buf_printf(&text, err, "%s %lld %lld.%09ld\n", entries[i]->d_name, (long long)info.st_size,
-                                   (long long)info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+            status =
+                nf_buf_printf(&text, err, "%s %lld %lld.%09ld\n", entries[i]->d_name, (long long)info.st_size,
+                              (long long)info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
         nf_buf_free(&path);
         free(entries[i]);
     }
     free(entries);
     if (!status && !n)
-        status = nf_fail(err, NF_ERR_NOT_FOUND, "%s: holds no checkpoint (no config.json, no *.safetensors)", source);
+        status = nf_fail(err, NF_ERR_NOT_FOUND, "%s: holds no checkpoint (no config.json, no *.safetensors)",
+                         source);
     if (!status) *out = XXH3_64bits(text.data, text.len);
     nf_buf_free(&text);
     return status;
@@ -86,7 +93,8 @@ static nf_status append_name(nf_buf *out, const char *real, nf_error *err) {
     nf_status status = *base ? NF_OK : nf_buf_text(out, "model", err);
     for (size_t i = 0; base[i] && i < 64 && !status; i++) {
         char c = base[i];
-        bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+        bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+                     c == '_' || c == '-';
         status = nf_buf_byte(out, (unsigned char)(plain && !(i == 0 && c == '.') ? c : '_'), err);
     }
     return status;
@@ -102,11 +110,13 @@ static nf_status make_names(const char *source, nf_format type, cache_names *n, 
     if (!status) status = nf_cache_folder(&n->folder, err);
     if (!status) status = append_name(&n->prefix, real, err);
     if (!status)
-        status = nf_buf_printf(&n->prefix, err, "-%016llx-%s%s%s-", (unsigned long long)XXH3_64bits(real, strlen(real)), traits->name,
+        status = nf_buf_printf(&n->prefix, err, "-%016llx-%s%s%s-",
+                               (unsigned long long)XXH3_64bits(real, strlen(real)), traits->name,
                                type.codebook > NF_CODEBOOK_LINEAR ? "-" : "",
                                type.codebook > NF_CODEBOOK_LINEAR ? nf_codebook_name(type.codebook) : "");
     if (!status)
-        status = nf_buf_printf(&n->path, err, "%s/%s%016llx.ninfer", n->folder.data, n->prefix.data, (unsigned long long)state);
+        status = nf_buf_printf(&n->path, err, "%s/%s%016llx.ninfer", n->folder.data, n->prefix.data,
+                               (unsigned long long)state);
     free(real);
     return status;
 }
@@ -120,7 +130,9 @@ nf_status nf_cache_lookup(const char *source, nf_format type, nf_buf *path, bool
     return status;
 }
 
-/* ---- conversion ------------------------------------------------------------------------------------------------------------ */
+/* ---- conversion
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
 __attribute__((format(printf, 2, 3))) static void note(const nf_convert_options *o, const char *format, ...) {
     char line[1024];
@@ -132,8 +144,10 @@ __attribute__((format(printf, 2, 3))) static void note(const nf_convert_options 
     o->note(o->note_user, line);
 }
 
-/* Waits for the lock of this checkpoint and type. The lock file stays: removing it would let a third process lock a new one. */
-static nf_status take_lock(const cache_names *n, const nf_convert_options *o, const volatile int *cancel, int *out, nf_error *err) {
+/* Waits for the lock of this checkpoint and type. The lock file stays: removing it would let a third process
+ * lock a new one. */
+static nf_status take_lock(const cache_names *n, const nf_convert_options *o, const volatile int *cancel,
+                           int *out, nf_error *err) {
     nf_buf path = {0};
     nf_status status = nf_buf_printf(&path, err, "%s/%slock", n->folder.data, n->prefix.data);
     int fd = -1;
@@ -142,24 +156,28 @@ static nf_status take_lock(const cache_names *n, const nf_convert_options *o, co
     if (!status && flock(fd, LOCK_EX | LOCK_NB)) {
         if (errno == EWOULDBLOCK) note(o, "another process converts this checkpoint; waiting for it");
         while (flock(fd, LOCK_EX) && !status)
-            if (errno != EINTR) status = nf_fail_errno(err, errno, "%s: cannot lock", path.data);
-            else if (cancel && *cancel) status = nf_fail(err, NF_ERR_CANCELLED, "interrupted while waiting for another conversion");
+            if (errno != EINTR)
+                status = nf_fail_errno(err, errno, "%s: cannot lock", path.data);
+            else if (cancel && *cancel)
+                status = nf_fail(err, NF_ERR_CANCELLED, "interrupted while waiting for another conversion");
     }
     nf_buf_free(&path);
-    if (status && fd >= 0) close(fd);
-    else *out = fd;
+    if (status && fd >= 0)
+        close(fd);
+    else
+        *out = fd;
     return status;
 }
 
 /* True for PREFIX + 16 hex digits + ".ninfer" with or without a part's or temporary's ending. */
 static bool is_conversion(const char *name, const nf_buf *prefix) {
-    if (strncmp(name, prefix->data, prefix->len)) return false;
+    if (strncmp(name, prefix->data, prefix->len) != 0) return false;
     name += prefix->len;
     return strspn(name, "0123456789abcdef") == HASH_DIGITS && !strncmp(name + HASH_DIGITS, ".ninfer", 7);
 }
 
-/* Removes conversions with this prefix except those whose name starts with `keep` (NULL: none). The order matters: without its
- * first file a container does not open, so NAME.ninfer goes before its parts. */
+/* Removes conversions with this prefix except those whose name starts with `keep` (NULL: none). The order
+ * matters: without its first file a container does not open, so NAME.ninfer goes before its parts. */
 static nf_status remove_conversions(const cache_names *n, const char *keep, nf_error *err) {
     struct dirent **entries = NULL;
     int count = scandir(n->folder.data, &entries, NULL, alphasort);
@@ -181,7 +199,8 @@ static nf_status remove_conversions(const cache_names *n, const char *keep, nf_e
 }
 
 /* Sets *usable when the container opens; a damaged one (a crash of the machine) is removed. */
-static nf_status check_existing(const cache_names *n, const nf_convert_options *o, bool *usable, nf_error *err) {
+static nf_status check_existing(const cache_names *n, const nf_convert_options *o, bool *usable,
+                                nf_error *err) {
     nf_container *container = NULL;
     nf_error why = {0};
     *usable = false;
@@ -192,7 +211,8 @@ static nf_status check_existing(const cache_names *n, const nf_convert_options *
         *usable = true;
         return NF_OK;
     }
-    if (status != NF_ERR_FORMAT && status != NF_ERR_NOT_FOUND) { /* no memory, no permission: converting again would not help */
+    if (status != NF_ERR_FORMAT &&
+        status != NF_ERR_NOT_FOUND) { /* no memory, no permission: converting again would not help */
         if (err) *err = why;
         return status;
     }
@@ -200,7 +220,8 @@ static nf_status check_existing(const cache_names *n, const nf_convert_options *
     return remove_conversions(n, NULL, err);
 }
 
-static nf_status convert_locked(const char *source, const cache_names *n, const nf_convert_options *o, nf_error *err) {
+static nf_status convert_locked(const char *source, const cache_names *n, const nf_convert_options *o,
+                                nf_error *err) {
     bool usable = false;
     nf_status status = check_existing(n, o, &usable, err);
     if (status || usable) return status;
@@ -211,8 +232,8 @@ static nf_status convert_locked(const char *source, const cache_names *n, const 
     return remove_conversions(n, slash + 1, err);
 }
 
-nf_status nf_cache_convert(const char *source, const nf_convert_options *options, const volatile int *cancel, nf_buf *path,
-                           nf_error *err) {
+nf_status nf_cache_convert(const char *source, const nf_convert_options *options, const volatile int *cancel,
+                           nf_buf *path, nf_error *err) {
     cache_names n = {0};
     int lock = -1;
     nf_status status = make_names(source, options->type, &n, err);

@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static nf_status no_memory(nf_error *err) { return nf_fail(err, NF_ERR_MEMORY, "out of memory for the conversation"); }
+static nf_status no_memory(nf_error *err) {
+    return nf_fail(err, NF_ERR_MEMORY, "out of memory for the conversation");
+}
 
 nf_status nf_chat_start(nf_chat *chat, nf_error *err) {
     nf_session_reset(chat->session);
@@ -24,12 +26,18 @@ nf_status nf_chat_start(nf_chat *chat, nf_error *err) {
     return json_array_append_new(chat->messages, message) ? no_memory(err) : NF_OK;
 }
 
-void nf_chat_free(nf_chat *chat) { json_decref(chat->messages); }
+void nf_chat_free(nf_chat *chat) {
+    json_decref(chat->messages);
+}
 
-/* ---- the prompt ------------------------------------------------------------------------------------------------------------ */
+/* ---- the prompt
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
-static nf_status append_message(nf_chat *chat, const char *role, const nf_buf *content, const nf_buf *thought, nf_error *err) {
-    json_t *message = json_pack("{s:s,s:s%}", "role", role, "content", content->len ? content->data : "", content->len);
+static nf_status append_message(nf_chat *chat, const char *role, const nf_buf *content, const nf_buf *thought,
+                                nf_error *err) {
+    json_t *message =
+        json_pack("{s:s,s:s%}", "role", role, "content", content->len ? content->data : "", content->len);
     if (message && thought && thought->len &&
         json_object_set_new(message, "reasoning_content", json_stringn(thought->data, thought->len))) {
         json_decref(message);
@@ -40,7 +48,8 @@ static nf_status append_message(nf_chat *chat, const char *role, const nf_buf *c
 
 static nf_status append_user(nf_chat *chat, const char *text, size_t n, nf_error *err) {
     nf_status status = nf_check_utf8(text, n, "the message", err);
-    if (!status && memchr(text, 0, n)) status = nf_fail(err, NF_ERR_ARGUMENT, "the message contains a NUL byte");
+    if (!status && memchr(text, 0, n))
+        status = nf_fail(err, NF_ERR_ARGUMENT, "the message contains a NUL byte");
     nf_buf content = {0};
     if (!status) status = nf_buf_append(&content, text, n, err);
     if (!status) status = append_message(chat, "user", &content, NULL, err);
@@ -63,7 +72,8 @@ static nf_status render(const nf_chat *chat, char **prompt, size_t *n, nf_error 
     return status;
 }
 
-/* ---- the answer on the screen ---------------------------------------------------------------------------------------------- */
+/* ---- the answer on the screen
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct screen {
     nf_think_split split;
@@ -91,7 +101,9 @@ static bool show(void *user, bool thinking, const char *text, size_t n) {
     }
     if (thinking) s->last = text[n - 1];
     s->failed = fwrite(text, 1, n, to) != n || fflush(to) != 0;
-    if (s->failed) nf_fail_errno(&s->err, errno, "%s: cannot write", to == stdout ? "standard output" : "standard error");
+    if (s->failed)
+        nf_fail_errno(&s->err, errno, "%s: cannot write",
+                      to == stdout ? "standard output" : "standard error");
     return !s->failed;
 }
 
@@ -118,13 +130,16 @@ static void print_numbers(nf_chat *chat, const nf_generation *g) {
     chat->prefill_s += g->prefill_s;
     chat->decode_s += g->decode_s;
     nf_dim_line(stderr, "[%zu tokens; prefill %.0f tok/s (%llu new of %u); decode %.0f tok/s%s]", g->n_ids,
-                g->prefill_s > 0 ? (double)computed / g->prefill_s : 0, (unsigned long long)computed, g->prompt_tokens,
-                g->decode_s > 0 ? (double)steps / g->decode_s : 0, ending(chat, g->finish));
+                g->prefill_s > 0 ? (double)computed / g->prefill_s : 0, (unsigned long long)computed,
+                g->prompt_tokens, g->decode_s > 0 ? (double)steps / g->decode_s : 0, ending(chat, g->finish));
 }
 
-/* ---- a turn ---------------------------------------------------------------------------------------------------------------- */
+/* ---- a turn
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
-static nf_status generate(nf_chat *chat, const int32_t *ids, size_t n_ids, screen *s, nf_generation *g, nf_error *err) {
+static nf_status generate(nf_chat *chat, const int32_t *ids, size_t n_ids, screen *s, nf_generation *g,
+                          nf_error *err) {
     nf_generate_options o = nf_generate_defaults();
     o.sampling = chat->sampling;
     o.sampling.seed += chat->answers; /* the same question twice may get another answer */
@@ -138,7 +153,8 @@ static nf_status generate(nf_chat *chat, const int32_t *ids, size_t n_ids, scree
     if (!status && !s->failed) status = nf_think_end(&s->split, &go_on, err);
     close_thought(s);
     if (!status && s->split.said.len) putchar('\n');
-    if (!status && fflush(stdout) && !s->failed) status = nf_fail_errno(err, errno, "standard output: cannot write");
+    if (!status && fflush(stdout) && !s->failed)
+        status = nf_fail_errno(err, errno, "standard output: cannot write");
     if (!status && s->failed) {
         if (err) *err = s->err;
         status = s->err.status;
@@ -164,7 +180,8 @@ static nf_status answer(nf_chat *chat, nf_error *err) {
     if (!status) {
         print_numbers(chat, &g);
         bool nothing = g.finish == NF_FINISH_CANCELLED && !g.n_ids;
-        status = nothing ? NF_ERR_CANCELLED : append_message(chat, "assistant", &s.split.said, &s.split.thought, err);
+        status = nothing ? NF_ERR_CANCELLED
+                         : append_message(chat, "assistant", &s.split.said, &s.split.thought, err);
     }
     nf_think_split_free(&s.split);
     nf_generation_free(&g);

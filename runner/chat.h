@@ -1,4 +1,5 @@
-/* A conversation with a model: its history, one turn after the other, and the commands that begin with '/'. */
+/* A conversation with a model: its history, one turn after the other, and the commands that begin with '/'.
+ */
 #ifndef NF_RUNNER_CHAT_H
 #define NF_RUNNER_CHAT_H
 
@@ -30,9 +31,10 @@ typedef struct nf_chat {
 
 nf_status nf_chat_start(nf_chat *chat, nf_error *err);
 void nf_chat_free(nf_chat *chat);
-/* Answers one message: the text to standard output as it comes, thinking dim on a terminal (to standard error when standard
- * output is none), one line of numbers to standard error. Ctrl-C ends the answer; what was said stays in the history. When an
- * error is returned, the history is as it was before. NF_ERR_LIMIT: the context does not hold the conversation. */
+/* Answers one message: the text to standard output as it comes, thinking dim on a terminal (to standard error
+ * when standard output is none), one line of numbers to standard error. Ctrl-C ends the answer; what was said
+ * stays in the history. When an error is returned, the history is as it was before. NF_ERR_LIMIT: the context
+ * does not hold the conversation. */
 nf_status nf_chat_turn(nf_chat *chat, const char *text, size_t n, nf_error *err);
 
 typedef enum nf_command_result {

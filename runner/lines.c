@@ -1,6 +1,6 @@
 /*
- * Line input; see lines.h. On a terminal signal characters are switched off while a line is edited, so that Ctrl-C arrives
- * as a key and cannot interrupt libedit itself; during an answer it is SIGINT again.
+ * Line input; see lines.h. On a terminal signal characters are switched off while a line is edited, so that
+ * Ctrl-C arrives as a key and cannot interrupt libedit itself; during an answer it is SIGINT again.
  */
 #include "runner/lines.h"
 
@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #define HISTORY_LINES 1000
 
@@ -40,7 +41,7 @@ static char *prompt_of(EditLine *editor) {
     return text.out;
 }
 
-static unsigned char on_interrupt_key(EditLine *editor, int key) {
+static unsigned char on_interrupt_key(EditLine *editor, wint_t key) {
     nf_lines *lines = NULL;
     (void)key;
     el_get(editor, EL_CLIENTDATA, &lines);
@@ -49,7 +50,7 @@ static unsigned char on_interrupt_key(EditLine *editor, int key) {
 }
 
 /* Ctrl-Z, which is only a key too while a line is edited. */
-static unsigned char on_suspend_key(EditLine *editor, int key) {
+static unsigned char on_suspend_key(EditLine *editor, wint_t key) {
     (void)key;
     el_set(editor, EL_PREP_TERM, 0);
     raise(SIGTSTP);
@@ -61,8 +62,10 @@ static unsigned char on_suspend_key(EditLine *editor, int key) {
 static void find_history(nf_buf *path) {
     const char *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
     nf_status status = NF_ERR_NOT_FOUND;
-    if (xdg && xdg[0] == '/') status = nf_buf_printf(path, NULL, "%s/ninfer", xdg);
-    else if (home && home[0] == '/') status = nf_buf_printf(path, NULL, "%s/.local/state/ninfer", home);
+    if (xdg && xdg[0] == '/')
+        status = nf_buf_printf(path, NULL, "%s/ninfer", xdg);
+    else if (home && home[0] == '/')
+        status = nf_buf_printf(path, NULL, "%s/.local/state/ninfer", home);
     if (!status) status = nf_make_dirs(path->data, NULL);
     if (!status) status = nf_buf_text(path, "/history", NULL);
     if (status) nf_buf_free(path);
@@ -83,9 +86,10 @@ static nf_status open_editor(nf_lines *lines, nf_error *err) {
     el_set(lines->editor, EL_HIST, history, lines->history);
     el_set(lines->editor, EL_SIGNAL, 0);
     el_set(lines->editor, EL_SETTY, "-d", "-isig", NULL);
-    el_set(lines->editor, EL_ADDFN, "ninfer-interrupt", "drop the line", on_interrupt_key);
+    /* The wide form keeps these literals; the narrow one would leak a copy of each. */
+    el_wset(lines->editor, EL_ADDFN, L"ninfer-interrupt", L"drop the line", on_interrupt_key);
     el_set(lines->editor, EL_BIND, "^C", "ninfer-interrupt", NULL);
-    el_set(lines->editor, EL_ADDFN, "ninfer-suspend", "stop the program", on_suspend_key);
+    el_wset(lines->editor, EL_ADDFN, L"ninfer-suspend", L"stop the program", on_suspend_key);
     el_set(lines->editor, EL_BIND, "^Z", "ninfer-suspend", NULL);
     el_set(lines->editor, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_source(lines->editor, NULL); /* the user's ~/.editrc */
@@ -99,8 +103,10 @@ nf_status nf_lines_open(nf_lines **out, nf_error *err) {
     nf_lines *lines = nf_calloc(1, sizeof *lines, "line input", err);
     if (!lines) return NF_ERR_MEMORY;
     nf_status status = isatty(STDIN_FILENO) && isatty(STDERR_FILENO) ? open_editor(lines, err) : NF_OK;
-    if (status) nf_lines_close(lines);
-    else *out = lines;
+    if (status)
+        nf_lines_close(lines);
+    else
+        *out = lines;
     return status;
 }
 
@@ -113,7 +119,9 @@ void nf_lines_close(nf_lines *lines) {
     free(lines);
 }
 
-bool nf_lines_is_terminal(const nf_lines *lines) { return lines->editor != NULL; }
+bool nf_lines_is_terminal(const nf_lines *lines) {
+    return lines->editor != NULL;
+}
 
 static void remember(nf_lines *lines, const char *line) {
     HistEvent event;
@@ -125,7 +133,8 @@ static nf_line_result next_edited(nf_lines *lines, const char *prompt, const cha
     int count = 0;
     lines->prompt = prompt;
     lines->interrupted = false;
-    /* libedit shows the prompt before it prepares the terminal; a Ctrl-D or Ctrl-C in between would be lost. */
+    /* libedit shows the prompt before it prepares the terminal; a Ctrl-D or Ctrl-C in between would be lost.
+     */
     el_set(lines->editor, EL_PREP_TERM, 1);
     const char *line = el_gets(lines->editor, &count);
     if (lines->interrupted) {
@@ -163,6 +172,7 @@ static nf_line_result next_plain(nf_lines *lines, const char **text, size_t *n, 
     return NF_LINE_TEXT;
 }
 
-nf_line_result nf_lines_next(nf_lines *lines, const char *prompt, const char **text, size_t *n, nf_error *err) {
+nf_line_result nf_lines_next(nf_lines *lines, const char *prompt, const char **text, size_t *n,
+                             nf_error *err) {
     return lines->editor ? next_edited(lines, prompt, text, n) : next_plain(lines, text, n, err);
 }

@@ -18,7 +18,8 @@ nf_status nf_load_model(const char *path, int n_threads, bool verify, nf_model *
     if (stat(path, &info)) return nf_fail_errno(err, errno, "%s: cannot open the model", path);
     if (S_ISDIR(info.st_mode))
         return nf_fail(err, NF_ERR_ARGUMENT,
-                       "%s: is a folder, not a container; convert it with 'ninfer-convert %s NAME.ninfer' or chat with it by "
+                       "%s: is a folder, not a container; convert it with 'ninfer-convert %s NAME.ninfer' or "
+                       "chat with it by "
                        "'ninfer-run %s', which converts it once",
                        path, path, path);
     nf_progress bar = {.out = stderr, .cancel = nf_interrupt_flag()};
@@ -31,7 +32,8 @@ nf_status nf_check_utf8(const char *text, size_t n, const char *name, nf_error *
     for (size_t i = 0; i < n;) {
         utf8proc_int32_t code;
         size_t left = n - i < 4 ? n - i : 4;
-        utf8proc_ssize_t used = utf8proc_iterate((const utf8proc_uint8_t *)text + i, (utf8proc_ssize_t)left, &code);
+        utf8proc_ssize_t used =
+            utf8proc_iterate((const utf8proc_uint8_t *)text + i, (utf8proc_ssize_t)left, &code);
         if (used <= 0) return nf_fail(err, NF_ERR_ARGUMENT, "%s: not valid UTF-8 at byte %zu", name, i);
         i += (size_t)used;
     }

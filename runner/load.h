@@ -1,4 +1,5 @@
-/* What every program of this folder needs first: a model, a text, checked input, and one way to report an error. */
+/* What every program of this folder needs first: a model, a text, checked input, and one way to report an
+ * error. */
 #ifndef NF_RUNNER_LOAD_H
 #define NF_RUNNER_LOAD_H
 
@@ -10,8 +11,8 @@
 
 #define NF_MAX_TEXT_BYTES ((size_t)1 << 30)
 
-/* Opens a container. A missing file, a folder or an unfinished conversion gets advice. With verify, every checksum is
- * checked first, with a progress bar on stderr. */
+/* Opens a container. A missing file, a folder or an unfinished conversion gets advice. With verify, every
+ * checksum is checked first, with a progress bar on stderr. */
 nf_status nf_load_model(const char *path, int n_threads, bool verify, nf_model **out, nf_error *err);
 /* Reads a text file ("-": standard input), at most NF_MAX_TEXT_BYTES, and checks that it is UTF-8. */
 nf_status nf_load_text(const char *path, nf_buf *out, nf_error *err);

@@ -1,6 +1,6 @@
 /*
- * ninfer-perplexity: mean negative log-likelihood of a text in windows. Each window is scored alone, from its second token, so
- * that the number does not depend on the order or the overlap of windows.
+ * ninfer-perplexity: mean negative log-likelihood of a text in windows. Each window is scored alone, from its
+ * second token, so that the number does not depend on the order or the overlap of windows.
  */
 #include "base/args.h"
 #include "base/buf.h"
@@ -26,20 +26,26 @@ static struct {
 
 static const nf_opt options[] = {
     {"window", 0, NF_OPT_INT, &args.window, "N", "tokens of a window (default 512)", 2, INT32_MAX, NULL},
-    {"stride", 0, NF_OPT_INT, &args.stride, "N", "tokens from a window's start to the next one's (default 512)", 1, INT32_MAX, NULL},
-    {"max-windows", 0, NF_OPT_INT, &args.max_windows, "N", "score only the first N windows", 1, INT32_MAX, NULL},
-    {"token-nll", 0, NF_OPT_TEXT, &args.token_nll, "FILE", "write each token's nats, f32 [windows, window - 1], as .npy", 0, 0, NULL},
-    {"json", 0, NF_OPT_FLAG, &args.json, NULL, "print {\"tokens\":..,\"nll\":..,\"ppl\":..} and the windows", 0, 0, NULL},
-    {"prefill-chunk", 0, NF_OPT_INT, &args.prefill_chunk, "N", "tokens computed together (default 512)", 1, 65536, NULL},
+    {"stride", 0, NF_OPT_INT, &args.stride, "N",
+     "tokens from a window's start to the next one's (default 512)", 1, INT32_MAX, NULL},
+    {"max-windows", 0, NF_OPT_INT, &args.max_windows, "N", "score only the first N windows", 1, INT32_MAX,
+     NULL},
+    {"token-nll", 0, NF_OPT_TEXT, &args.token_nll, "FILE",
+     "write each token's nats, f32 [windows, window - 1], as .npy", 0, 0, NULL},
+    {"json", 0, NF_OPT_FLAG, &args.json, NULL, "print {\"tokens\":..,\"nll\":..,\"ppl\":..} and the windows",
+     0, 0, NULL},
+    {"prefill-chunk", 0, NF_OPT_INT, &args.prefill_chunk, "N", "tokens computed together (default 512)", 1,
+     65536, NULL},
     {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per physical core)", 1, 1024, NULL},
-    {"verify", 0, NF_OPT_FLAG, &args.verify, NULL, "check every checksum of the model before using it", 0, 0, NULL},
+    {"verify", 0, NF_OPT_FLAG, &args.verify, NULL, "check every checksum of the model before using it", 0, 0,
+     NULL},
     {0}};
 
 static const nf_args_spec spec = {
     .program = PROGRAM,
     .usage = "MODEL.ninfer TEXT_FILE [options]",
-    .about = "Scores a text file (-: standard input): the mean negative log-likelihood in nats a token and its exponential.\n"
-             "Only full windows count; each is scored alone from its second token.",
+    .about = "Scores a text file (-: standard input): the mean negative log-likelihood in nats a token and\n"
+             "its exponential. Only full windows count; each is scored alone from its second token.",
     .options = options,
     .footer = "exit status: 0, 1 after an error, 2 after a usage error",
     .min_positional = 2,
@@ -76,7 +82,8 @@ static bool score_rows(void *user, uint32_t first, uint32_t n, const float *logi
     return nf_progress_bar(&s->bar, "score", s->done, s->total);
 }
 
-static nf_status score_windows(nf_session *session, const int32_t *ids, scoring *s, nf_npy *npy, nf_error *err) {
+static nf_status score_windows(nf_session *session, const int32_t *ids, scoring *s, nf_npy *npy,
+                               nf_error *err) {
     const size_t scored = (size_t)args.window - 1;
     nf_status status = npy->path ? nf_npy_begin(npy, s->n_windows, scored, err) : NF_OK;
     for (uint64_t w = 0; w < s->n_windows && !status; w++) {
@@ -84,8 +91,10 @@ static nf_status score_windows(nf_session *session, const int32_t *ids, scoring 
         nf_session_reset(session);
         /* The last token of a window is only a target: its own logits are not needed. */
         status = nf_session_eval(session, s->ids, scored, score_rows, s, err);
-        if (status) nf_context(err, "window %llu", (unsigned long long)w);
-        else if (npy->path) status = nf_npy_append(npy, s->nll, 1, err);
+        if (status)
+            nf_context(err, "window %llu", (unsigned long long)w);
+        else if (npy->path)
+            status = nf_npy_append(npy, s->nll, 1, err);
     }
     return !status && npy->path ? nf_npy_finish(npy, err) : status;
 }
@@ -93,15 +102,16 @@ static nf_status score_windows(nf_session *session, const int32_t *ids, scoring 
 static nf_status print_result(const scoring *s, nf_error *err) {
     double nll = s->sum / (double)s->total;
     if (args.json) {
-        json_t *root = json_pack("{s:I,s:f,s:f,s:I}", "tokens", (json_int_t)s->total, "nll", nll, "ppl", exp(nll), "windows",
-                                 (json_int_t)s->n_windows);
+        json_t *root = json_pack("{s:I,s:f,s:f,s:I}", "tokens", (json_int_t)s->total, "nll", nll, "ppl",
+                                 exp(nll), "windows", (json_int_t)s->n_windows);
         if (!root) return nf_fail(err, NF_ERR_NUMERIC, "the result is not a finite number");
         int failed = json_dumpf(root, stdout, JSON_COMPACT) || putchar('\n') == EOF;
         json_decref(root);
         if (failed) return nf_fail_errno(err, errno, "standard output: cannot write");
     } else {
-        printf("tokens   %llu (%llu windows of %lld)\nnll      %.6f nats a token\nperplexity %.4f\n", (unsigned long long)s->total,
-               (unsigned long long)s->n_windows, (long long)args.window, nll, exp(nll));
+        printf("tokens   %llu (%llu windows of %lld)\nnll      %.6f nats a token\nperplexity %.4f\n",
+               (unsigned long long)s->total, (unsigned long long)s->n_windows, (long long)args.window, nll,
+               exp(nll));
     }
     return fflush(stdout) ? nf_fail_errno(err, errno, "standard output: cannot write") : NF_OK;
 }
@@ -110,8 +120,8 @@ static nf_status print_result(const scoring *s, nf_error *err) {
 static nf_status count_windows(const char *file, size_t n, uint64_t *out, nf_error *err) {
     const uint64_t window = (uint64_t)args.window, stride = (uint64_t)args.stride;
     if (n < window)
-        return nf_fail(err, NF_ERR_ARGUMENT, "%s: has %zu tokens, fewer than one window of %llu (--window)", file, n,
-                       (unsigned long long)window);
+        return nf_fail(err, NF_ERR_ARGUMENT, "%s: has %zu tokens, fewer than one window of %llu (--window)",
+                       file, n, (unsigned long long)window);
     *out = (n - window) / stride + 1;
     if (args.max_windows && *out > (uint64_t)args.max_windows) *out = (uint64_t)args.max_windows;
     return NF_OK;
@@ -125,14 +135,16 @@ static nf_status run(const char *model_path, const char *file, nf_npy *npy, nf_e
     size_t n_ids = 0;
     nf_model_info info;
     scoring s = {.bar = {.out = stderr, .cancel = nf_interrupt_flag(), .unit = "tokens"}};
-    nf_session_options session_options = {.max_context = (uint32_t)args.window, .prefill_chunk = (uint32_t)args.prefill_chunk};
+    nf_session_options session_options = {.max_context = (uint32_t)args.window,
+                                          .prefill_chunk = (uint32_t)args.prefill_chunk};
     nf_status status = nf_load_text(file, &text, err);
     if (!status) status = nf_load_model(model_path, (int)args.threads, args.verify, &model, err);
     if (!status) status = nf_tokenize(model, text.data ? text.data : "", text.len, true, &ids, &n_ids, err);
     if (!status) status = count_windows(file, n_ids, &s.n_windows, err);
     if (!status && (status = nf_session_new(model, &session_options, &session, err)) == NF_ERR_ARGUMENT)
         nf_context(err, "--window");
-    if (!status && !(s.nll = nf_alloc((size_t)args.window, sizeof *s.nll, "scores of a window", err))) status = NF_ERR_MEMORY;
+    if (!status && !(s.nll = nf_alloc((size_t)args.window, sizeof *s.nll, "scores of a window", err)))
+        status = NF_ERR_MEMORY;
     if (!status) {
         nf_model_get_info(model, &info);
         s.n_vocab = info.vocab_size;

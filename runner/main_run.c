@@ -1,6 +1,6 @@
 /*
- * ninfer-run: from a model (a container, a checkpoint folder, or the embedded one) to a chat in one command. Answers go to
- * standard output, everything else to standard error.
+ * ninfer-run: from a model (a container, a checkpoint folder, or the embedded one) to a chat in one command.
+ * Answers go to standard output, everything else to standard error.
  */
 #include "base/args.h"
 #include "base/buf.h"
@@ -34,26 +34,30 @@ static struct {
 
 static const nf_opt options[] = {
     {"prompt", 0, NF_OPT_TEXT, &args.prompt, "TEXT", "answer once and exit", 0, 0, &args.has_prompt},
-    {"dry-run", 0, NF_OPT_FLAG, &args.dry_run, NULL, "print what would be loaded and converted, in bytes, and exit", 0, 0, NULL},
+    {"dry-run", 0, NF_OPT_FLAG, &args.dry_run, NULL,
+     "print what would be loaded and converted, in bytes, and exit", 0, 0, NULL},
     {"system", 0, NF_OPT_TEXT, &args.system, "TEXT", "system message", 0, 0, NULL},
-    {"think", 0, NF_OPT_TEXT, &args.think, "MODE", "on, off or auto, as /think in the chat (default auto)", 0, 0, NULL},
-    {"type", 0, NF_OPT_TEXT, &args.type, "TYPE", "storage type of a conversion: c4, i8, f8, bf16, f16, f32 (default c4)", 0, 0, NULL},
-    {"max-tokens", 'n', NF_OPT_INT, &args.max_tokens, "N", "longest answer in tokens (default: what the context holds)", 1, INT32_MAX,
-     NULL},
-    {"max-context", 0, NF_OPT_INT, &args.max_context, "N", "tokens of the conversation (default: the model's limit)", 1, INT32_MAX,
-     NULL},
+    {"think", 0, NF_OPT_TEXT, &args.think, "MODE", "on, off or auto, as /think in the chat (default auto)", 0,
+     0, NULL},
+    {"type", 0, NF_OPT_TEXT, &args.type, "TYPE",
+     "storage type of a conversion: c4, i8, bf16, f16, f32 (default c4)", 0, 0, NULL},
+    {"max-tokens", 'n', NF_OPT_INT, &args.max_tokens, "N",
+     "longest answer in tokens (default: what the context holds)", 1, INT32_MAX, NULL},
+    {"max-context", 0, NF_OPT_INT, &args.max_context, "N",
+     "tokens of the conversation (default: the model's limit)", 1, INT32_MAX, NULL},
     NF_SAMPLING_OPTIONS(args.sampling, "the model's"),
-    {"seed", 0, NF_OPT_INT, &args.sampling.seed, "N", "of sampling (default 0; random in a chat on a terminal)", 0, 9e18,
-     &args.sampling.has_seed},
+    {"seed", 0, NF_OPT_INT, &args.sampling.seed, "N",
+     "of sampling (default 0; random in a chat on a terminal)", 0, 9e18, &args.sampling.has_seed},
     {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per physical core)", 1, 1024, NULL},
     {0}};
 
 static const nf_args_spec spec = {
     .program = PROGRAM,
     .usage = "[MODEL] [options]",
-    .about = "Chats with a model. MODEL is a .ninfer container, or a checkpoint folder (config.json, *.safetensors), which is\n"
-             "converted once into $XDG_CACHE_HOME/ninfer (default ~/.cache/ninfer). Without MODEL it is the embedded one.\n"
-             "Lines from a pipe are messages, one each.",
+    .about =
+        "Chats with a model. MODEL is a .ninfer container or a checkpoint folder (config.json,\n"
+        "*.safetensors), which is converted once into $XDG_CACHE_HOME/ninfer (default ~/.cache/ninfer).\n"
+        "Without MODEL it is the embedded one. Lines from a pipe are messages, one each.",
     .options = options,
     .footer = "examples:\n"
               "  ninfer-run\n"
@@ -64,7 +68,9 @@ static const nf_args_spec spec = {
     .max_positional = 1,
 };
 
-/* ---- the model ------------------------------------------------------------------------------------------------------------- */
+/* ---- the model
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 static void print_note(void *user, const char *line) {
     (void)user;
@@ -77,7 +83,9 @@ static nf_status find_container(const char *model, nf_format type, nf_buf *path,
     if (stat(model, &info)) {
         int why = errno;
         if (why == ENOENT)
-            return nf_fail(err, NF_ERR_NOT_FOUND, "%s: no such file or folder; MODEL is a .ninfer file or a checkpoint folder", model);
+            return nf_fail(err, NF_ERR_NOT_FOUND,
+                           "%s: no such file or folder; MODEL is a .ninfer file or a checkpoint folder",
+                           model);
         return nf_fail_errno(err, why, "%s: cannot open the model", model);
     }
     if (!S_ISDIR(info.st_mode)) return nf_buf_text(path, model, err);
@@ -90,7 +98,9 @@ static nf_status find_container(const char *model, nf_format type, nf_buf *path,
     return nf_cache_convert(model, &convert, nf_interrupt_flag(), path, err);
 }
 
-/* ---- the chat -------------------------------------------------------------------------------------------------------------- */
+/* ---- the chat
+ * --------------------------------------------------------------------------------------------------------------
+ */
 
 static void report_turn(const nf_error *err) {
     nf_report(PROGRAM, err);
@@ -101,8 +111,11 @@ static void report_turn(const nf_error *err) {
 static void say_hello(const nf_chat *chat) {
     nf_model_info info;
     nf_model_get_info(chat->model, &info);
-    nf_dim_line(stderr, "%s (%s, %s, %.1f MB), context %u tokens, %d threads. /help lists the commands, Ctrl-D leaves.", info.name,
-                info.architecture, info.type, (double)info.file_bytes / 1e6, chat->max_context, info.n_threads);
+    nf_dim_line(
+        stderr,
+        "%s (%s, %s, %.1f MB), context %u tokens, %d threads. /help lists the commands, Ctrl-D leaves.",
+        info.name, info.architecture, info.type, (double)info.file_bytes / 1e6, chat->max_context,
+        info.n_threads);
 }
 
 /* Reads messages until the end. Returns the exit status: on a terminal errors were seen and do not count. */
@@ -123,7 +136,8 @@ static int chat_loop(nf_chat *chat, nf_lines *lines) {
             nf_dim_line(stderr, "(Ctrl-D or /exit leaves)");
             continue;
         }
-        char *text = nf_strndup(line, n, &err); /* the editor's line is not NUL-terminated where the message ends */
+        char *text =
+            nf_strndup(line, n, &err); /* the editor's line is not NUL-terminated where the message ends */
         nf_command_result command = text ? nf_chat_command(chat, text) : NF_COMMAND_BAD;
         free(text);
         if (command == NF_COMMAND_EXIT) return exit_status;
@@ -167,7 +181,9 @@ static int run(const char *path, nf_think_mode think) {
     nf_status status = nf_load_model(path, (int)args.threads, false, &model, &err);
     if (!status) nf_model_get_info(model, &info);
     if (!status && !info.has_chat_template)
-        status = nf_fail(&err, NF_ERR_UNSUPPORTED, "%s: the model has no chat template; 'ninfer %s -p TEXT' continues a text", path, path);
+        status =
+            nf_fail(&err, NF_ERR_UNSUPPORTED,
+                    "%s: the model has no chat template; 'ninfer %s -p TEXT' continues a text", path, path);
     if (!status && (status = nf_session_new(model, &session_options, &session, &err)) == NF_ERR_ARGUMENT)
         nf_context(&err, "--max-context");
     nf_chat chat = {.model = model,
@@ -188,17 +204,23 @@ static int run(const char *path, nf_think_mode think) {
     return exit_status;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------------------------------- */
+/* ---- the whole
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 static int check_usage(nf_format *type, nf_think_mode *think) {
     *type = (nf_format){0};
-    if (!nf_type_by_name(args.type, &type->type) || type->type == NF_TYPE_U8)
-        return nf_usage_error(&spec, "--type must be c4, i8, f8, bf16, f16 or f32, not '%s'", args.type);
+    if (!nf_type_by_name(args.type, &type->type) || type->type == NF_TYPE_U8 || type->type == NF_TYPE_F8)
+        return nf_usage_error(&spec, "--type must be c4, i8, bf16, f16 or f32, not '%s'", args.type);
     type->codebook = type->type == NF_TYPE_C4 ? NF_CODEBOOK_LINEAR : NF_CODEBOOK_NONE;
-    if (!strcmp(args.think, "on")) *think = NF_THINK_ON;
-    else if (!strcmp(args.think, "off")) *think = NF_THINK_OFF;
-    else if (!strcmp(args.think, "auto")) *think = NF_THINK_AUTO;
-    else return nf_usage_error(&spec, "--think must be on, off or auto, not '%s'", args.think);
+    if (!strcmp(args.think, "on"))
+        *think = NF_THINK_ON;
+    else if (!strcmp(args.think, "off"))
+        *think = NF_THINK_OFF;
+    else if (!strcmp(args.think, "auto"))
+        *think = NF_THINK_AUTO;
+    else
+        return nf_usage_error(&spec, "--think must be on, off or auto, not '%s'", args.think);
     return 0;
 }
 
@@ -215,13 +237,19 @@ int main(int argc, char **argv) {
     nf_error err = {0};
     nf_buf embedded = {0}, container = {0};
     nf_status status = NF_OK;
-    if (args.has_prompt && !args.prompt[0]) status = nf_fail(&err, NF_ERR_ARGUMENT, "--prompt: the prompt is empty");
+    if (args.has_prompt && !args.prompt[0])
+        status = nf_fail(&err, NF_ERR_ARGUMENT, "--prompt: the prompt is empty");
     if (!status && !model && !(status = nf_embedded_model(&embedded, &err))) model = embedded.data;
-    nf_plan_options plan = {.type = type, .max_context = (uint32_t)args.max_context, .n_threads = (int)args.threads};
-    if (!status && args.dry_run) status = nf_plan_print(model, &plan, stdout, &err);
-    else if (!status) status = find_container(model, type, &container, &err);
-    if (status) exit_status = nf_report(PROGRAM, &err);
-    else if (!args.dry_run) exit_status = run(container.data, think);
+    nf_plan_options plan = {
+        .type = type, .max_context = (uint32_t)args.max_context, .n_threads = (int)args.threads};
+    if (!status && args.dry_run)
+        status = nf_plan_print(model, &plan, stdout, &err);
+    else if (!status)
+        status = find_container(model, type, &container, &err);
+    if (status)
+        exit_status = nf_report(PROGRAM, &err);
+    else if (!args.dry_run)
+        exit_status = run(container.data, think);
     nf_buf_free(&embedded);
     nf_buf_free(&container);
     if (nf_interrupted() && (status == NF_ERR_CANCELLED || args.has_prompt)) nf_interrupt_exit();

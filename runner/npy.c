@@ -1,4 +1,5 @@
-/* .npy writer; see npy.h. The format: magic, version, header length, a Python dictionary padded to 64 bytes, the data. */
+/* .npy writer; see npy.h. The format: magic, version, header length, a Python dictionary padded to 64 bytes,
+ * the data. */
 #include "runner/npy.h"
 
 #include "base/buf.h"
@@ -41,7 +42,8 @@ static nf_status write_all(nf_npy *npy, const void *bytes, size_t n, nf_error *e
 nf_status nf_npy_open(nf_npy *npy, const char *path, nf_error *err) {
     struct stat info;
     bool exists = !stat(path, &info);
-    if (exists && S_ISDIR(info.st_mode)) return nf_fail(err, NF_ERR_ARGUMENT, "%s: is a folder, not a file to write", path);
+    if (exists && S_ISDIR(info.st_mode))
+        return nf_fail(err, NF_ERR_ARGUMENT, "%s: is a folder, not a file to write", path);
     nf_buf temp = {0};
     nf_status status = (npy->path = nf_strdup(path, err)) ? NF_OK : NF_ERR_MEMORY;
     if (!status && (!exists || S_ISREG(info.st_mode))) {
@@ -60,7 +62,8 @@ nf_status nf_npy_open(nf_npy *npy, const char *path, nf_error *err) {
 nf_status nf_npy_begin(nf_npy *npy, uint64_t rows, uint64_t cols, nf_error *err) {
     char text[192];
     const size_t prefix = 10; /* magic 6, version 2, length 2 */
-    int n = snprintf(text, sizeof text, "{'descr': '" F32_DESCR "', 'fortran_order': False, 'shape': (%llu, %llu), }",
+    int n = snprintf(text, sizeof text,
+                     "{'descr': '" F32_DESCR "', 'fortran_order': False, 'shape': (%llu, %llu), }",
                      (unsigned long long)rows, (unsigned long long)cols);
     size_t length = (size_t)n, total = (prefix + length + 1 + 63) / 64 * 64;
     unsigned char header[256] = "\x93NUMPY\x01";
@@ -84,14 +87,15 @@ nf_status nf_npy_append(nf_npy *npy, const float *values, uint64_t n, nf_error *
 nf_status nf_npy_finish(nf_npy *npy, nf_error *err) {
     nf_status status = NF_OK;
     if (npy->written != npy->rows)
-        status = nf_fail(err, NF_ERR_INTERNAL, "%s: %llu of %llu rows were written", npy->path, (unsigned long long)npy->written,
-                         (unsigned long long)npy->rows);
+        status = nf_fail(err, NF_ERR_INTERNAL, "%s: %llu of %llu rows were written", npy->path,
+                         (unsigned long long)npy->written, (unsigned long long)npy->rows);
     if (status) {
         nf_npy_abort(npy);
         return status;
     }
     if (close(npy->fd)) status = nf_fail_errno(err, errno, "%s: cannot write", npy->path);
-    if (!status && npy->temp && rename(npy->temp, npy->path)) status = nf_fail_errno(err, errno, "%s: cannot rename", npy->path);
+    if (!status && npy->temp && rename(npy->temp, npy->path))
+        status = nf_fail_errno(err, errno, "%s: cannot rename", npy->path);
     if (status && npy->temp) unlink(npy->temp);
     release(npy);
     return status;

@@ -14,8 +14,8 @@ typedef struct nf_npy {
     uint64_t rows, cols, written;
 } nf_npy;
 
-/* Opens the output, so that an unwritable path is an error before the long work. A regular file is written under a temporary
- * name beside `path` and appears there when it is whole. */
+/* Opens the output, so that an unwritable path is an error before the long work. A regular file is written
+ * under a temporary name beside `path` and appears there when it is whole. */
 nf_status nf_npy_open(nf_npy *npy, const char *path, nf_error *err);
 /* Writes the header of an array [rows, cols]. Once, before the first row. */
 nf_status nf_npy_begin(nf_npy *npy, uint64_t rows, uint64_t cols, nf_error *err);

@@ -1,4 +1,5 @@
-/* The dry run; see plan.h. Bytes come from a container's directory, or from the config and the headers of a checkpoint. */
+/* The dry run; see plan.h. Bytes come from a container's directory, or from the config and the headers of a
+ * checkpoint. */
 #include "runner/plan.h"
 
 #include "base/buf.h"
@@ -22,14 +23,16 @@ typedef struct session_bytes {
 } session_bytes;
 
 /* Prints the memory of a session; adds `weights` up in the sum. */
-static nf_status print_session(const nf_plan_options *o, uint32_t limit, uint64_t weights, const session_bytes *b, FILE *out,
-                               nf_error *err) {
+static nf_status print_session(const nf_plan_options *o, uint32_t limit, uint64_t weights,
+                               const session_bytes *b, FILE *out, nf_error *err) {
     char remark[96];
     uint64_t context = o->max_context ? o->max_context : limit, kv = context * b->kv_per_token;
     if (context > limit)
-        return nf_fail(err, NF_ERR_ARGUMENT, "--max-context %llu: the model's limit is %u", (unsigned long long)context, limit);
+        return nf_fail(err, NF_ERR_ARGUMENT, "--max-context %llu: the model's limit is %u",
+                       (unsigned long long)context, limit);
     row(out, "KV cache per token", b->kv_per_token, "");
-    snprintf(remark, sizeof remark, "for %llu tokens, taken as the context grows", (unsigned long long)context);
+    snprintf(remark, sizeof remark, "for %llu tokens, taken as the context grows",
+             (unsigned long long)context);
     row(out, "KV cache", kv, remark);
     row(out, "recurrent state", b->state, "");
     row(out, "workspace", b->workspace, "at the default prefill chunk");
@@ -44,8 +47,8 @@ static nf_status print_container(const char *path, const nf_plan_options *o, FIL
     if (status) return status;
     nf_model_get_info(model, &info);
     session_bytes bytes = {info.kv_bytes_per_token, info.state_bytes, info.workspace_bytes};
-    fprintf(out, "%-24s %s (%s, %s), %u layers, %u experts, top-%u\n", "model", info.name, info.architecture, info.type,
-            info.n_layers, info.n_experts, info.top_k);
+    fprintf(out, "%-24s %s (%s, %s), %u layers, %u experts, top-%u\n", "model", info.name, info.architecture,
+            info.type, info.n_layers, info.n_experts, info.top_k);
     fprintf(out, "%-24s %s\n", "container", path);
     row(out, "file, all parts", info.file_bytes, "");
     row(out, "weights", info.weight_bytes, "mapped from the file");
@@ -57,7 +60,8 @@ static nf_status print_container(const char *path, const nf_plan_options *o, FIL
 }
 
 /* Sizes of a session need only the description and the number of threads: a model without weights will do. */
-static nf_status measure_session(const nf_model_desc *desc, int n_threads, session_bytes *out, nf_error *err) {
+static nf_status measure_session(const nf_model_desc *desc, int n_threads, session_bytes *out,
+                                 nf_error *err) {
     nf_topology topology = {.n_cores = n_threads};
     nf_status status = n_threads ? NF_OK : nf_topology_get(&topology, err);
     if (status) return status;
@@ -68,7 +72,8 @@ static nf_status measure_session(const nf_model_desc *desc, int n_threads, sessi
 }
 
 /* The memory of a run of a checkpoint that was not converted yet. */
-static nf_status print_described(const char *path, const nf_plan_options *o, uint64_t out_bytes, FILE *out, nf_error *err) {
+static nf_status print_described(const char *path, const nf_plan_options *o, uint64_t out_bytes, FILE *out,
+                                 nf_error *err) {
     nf_buf file = {0}, config = {0};
     nf_model_desc desc = {0};
     session_bytes bytes;
@@ -77,7 +82,8 @@ static nf_status print_described(const char *path, const nf_plan_options *o, uin
     if (!status) status = nf_model_desc_parse(config.data, config.len, file.data, &desc, err);
     if (!status) status = measure_session(&desc, o->n_threads, &bytes, err);
     if (!status) {
-        fprintf(out, "%-24s %s, %u layers, %u experts, top-%u\n", "model", desc.architecture, desc.n_layers, desc.n_experts, desc.top_k);
+        fprintf(out, "%-24s %s, %u layers, %u experts, top-%u\n", "model", desc.architecture, desc.n_layers,
+                desc.n_experts, desc.top_k);
         row(out, "weights, at most", out_bytes, "known exactly after the conversion");
         status = print_session(o, desc.max_context, out_bytes, &bytes, out, err);
     }
@@ -111,7 +117,8 @@ static nf_status print_checkpoint(const char *path, const nf_plan_options *o, FI
 nf_status nf_plan_print(const char *path, const nf_plan_options *options, FILE *out, nf_error *err) {
     struct stat info;
     if (stat(path, &info)) return nf_fail_errno(err, errno, "%s: cannot open the model", path);
-    nf_status status = S_ISDIR(info.st_mode) ? print_checkpoint(path, options, out, err) : print_container(path, options, out, err);
+    nf_status status = S_ISDIR(info.st_mode) ? print_checkpoint(path, options, out, err)
+                                             : print_container(path, options, out, err);
     if (!status && fflush(out)) status = nf_fail_errno(err, errno, "cannot write the plan");
     return status;
 }

@@ -45,10 +45,18 @@ void nf_interrupt_setup(void) {
     signal(SIGPIPE, SIG_DFL); /* also when the parent ignored it: `ninfer ... | head` ends quietly */
 }
 
-void nf_interrupt_target(nf_session *session) { atomic_store(&target, session); }
-const volatile int *nf_interrupt_flag(void) { return &interrupted; }
-bool nf_interrupted(void) { return interrupted != 0; }
-void nf_interrupt_clear(void) { interrupted = 0; }
+void nf_interrupt_target(nf_session *session) {
+    atomic_store(&target, session);
+}
+const volatile int *nf_interrupt_flag(void) {
+    return &interrupted;
+}
+bool nf_interrupted(void) {
+    return interrupted != 0;
+}
+void nf_interrupt_clear(void) {
+    interrupted = 0;
+}
 
 _Noreturn void nf_interrupt_exit(void) {
     fflush(NULL);

@@ -1,4 +1,5 @@
-/* Thinking and answer; see think.h. An opening marker counts only where the answer begins: a later one is quoted text. */
+/* Thinking and answer; see think.h. An opening marker counts only where the answer begins: a later one is
+ * quoted text. */
 #include "runner/think.h"
 
 #include <string.h>
@@ -8,7 +9,9 @@
 
 bool nf_think_is_open(const char *prompt, size_t n) {
     const char *last = NULL, *end = prompt + n;
-    for (const char *p = prompt; p < end && (p = memmem(p, (size_t)(end - p), OPEN, strlen(OPEN))); p += strlen(OPEN)) last = p;
+    for (const char *p = prompt; p < end && (p = memmem(p, (size_t)(end - p), OPEN, strlen(OPEN)));
+         p += strlen(OPEN))
+        last = p;
     if (!last || memmem(last, (size_t)(end - last), CLOSE, strlen(CLOSE))) return false;
     /* A user's own "<think>" is followed by the rest of the turn; the template's ends the prompt. */
     for (last += strlen(OPEN); last < end; last++)
@@ -16,7 +19,9 @@ bool nf_think_is_open(const char *prompt, size_t n) {
     return true;
 }
 
-static bool is_blank(char c) { return c == '\n' || c == '\r' || c == ' ' || c == '\t'; }
+static bool is_blank(char c) {
+    return c == '\n' || c == '\r' || c == ' ' || c == '\t';
+}
 
 static nf_status put(nf_think_split *s, const char *text, size_t n, bool *go_on, nf_error *err) {
     nf_buf *to = s->thinking ? &s->thought : &s->said;
@@ -41,7 +46,8 @@ static size_t partial(const nf_buf *held, const char *marker) {
     return n;
 }
 
-/* While nothing was said: handles an opening marker at the start. Returns true when more text must come first. */
+/* While nothing was said: handles an opening marker at the start. Returns true when more text must come
+ * first. */
 static bool open_marker(nf_think_split *s) {
     size_t blank = 0;
     while (blank < s->held.len && is_blank(s->held.data[blank])) blank++;

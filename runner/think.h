@@ -1,4 +1,5 @@
-/* Splits a streamed answer into its thinking (<think>...</think>) and what is said. Knows nothing of terminals or models. */
+/* Splits a streamed answer into its thinking (<think>...</think>) and what is said. Knows nothing of
+ * terminals or models. */
 #ifndef NF_RUNNER_THINK_H
 #define NF_RUNNER_THINK_H
 
@@ -6,7 +7,8 @@
 
 #include <stdbool.h>
 
-/* Zero-initialise; set `thinking` when the prompt ends inside a <think> block; set emit. Free with nf_think_split_free. */
+/* Zero-initialise; set `thinking` when the prompt ends inside a <think> block; set emit. Free with
+ * nf_think_split_free. */
 typedef struct nf_think_split {
     bool thinking;
     /* Called with each piece as soon as its kind is certain; returns false to stop. May be NULL. */

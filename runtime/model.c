@@ -114,7 +114,7 @@ nf_status nf_model_open(const char *path, const nf_model_options *options, nf_mo
     nf_model_options defaults = {0};
     if (!options) options = &defaults;
     *out = NULL;
-    nf_model *model = nf_calloc(1, sizeof *model, "a model", err);
+    nf_model *model = nf_calloc_aligned(64, 1, sizeof *model, "a model", err);
     if (!model) return NF_ERR_MEMORY;
     pthread_mutex_init(&model->compute, NULL);
     nf_status status = (model->path = nf_strdup(path, err)) ? NF_OK : NF_ERR_MEMORY;

@@ -209,6 +209,20 @@ static bool join_lists(tpl_ctx *c, tpl_value a, tpl_value b, tpl_value *out) {
     return l != NULL;
 }
 
+/* Markup plus text: the plain side is escaped, the result is markup. */
+static bool join_markup(tpl_ctx *c, tpl_value a, tpl_value b, tpl_value *out) {
+    nf_buf buf = {0};
+    for (int side = 0; side < 2; side++) {
+        const tpl_value *v = side ? &b : &a;
+        if (v->markup ? nf_buf_append(&buf, v->s.p, v->s.n, NULL) != NF_OK : !tpl_escape(v->s, &buf)) {
+            nf_buf_free(&buf);
+            return tpl_fail(c, NF_ERR_MEMORY, "out of memory");
+        }
+    }
+    *out = (tpl_value){.kind = T_STR, .markup = true};
+    return tpl_keep(c, &buf, &out->s);
+}
+
 static bool join_strings(tpl_ctx *c, tpl_str a, tpl_str b, tpl_value *out) {
     char *p = tpl_make(c, a.n + b.n + 1);
     if (!p || !tpl_step(c, (a.n + b.n) / 64)) return false;
@@ -302,6 +316,7 @@ bool tpl_binary(tpl_ctx *c, int op, tpl_value a, tpl_value b, tpl_value *out) {
         return int_binary(c, op, a.kind == T_BOOL ? a.b : a.i, b.kind == T_BOOL ? b.b : b.i, out);
     }
     bool list_a = a.kind == T_LIST || a.kind == T_TUPLE;
+    if (op == '+' && a.kind == T_STR && b.kind == T_STR && (a.markup || b.markup)) return join_markup(c, a, b, out);
     if (op == '+' && a.kind == T_STR && b.kind == T_STR) return join_strings(c, a.s, b.s, out);
     if (op == '+' && list_a && a.kind == b.kind) return join_lists(c, a, b, out);
     if (op == '*' && (a.kind == T_STR || list_a) && (b.kind == T_INT || b.kind == T_BOOL)) return repeat(c, a, b.kind == T_INT ? b.i : b.b, out);

@@ -121,19 +121,32 @@ static bool f_indent(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out)
     return text_result(c, &buf, ok, out);
 }
 
+bool tpl_escape(tpl_str s, nf_buf *out) {
+    bool ok = true;
+    for (size_t i = 0; ok && i < s.n; i++) {
+        const char *e = s.p[i] == '&' ? "&amp;" : s.p[i] == '<' ? "&lt;" : s.p[i] == '>' ? "&gt;" : s.p[i] == '"' ? "&#34;" : s.p[i] == '\'' ? "&#39;" : NULL;
+        ok = e ? append(out, tpl_lit(e)) : !nf_buf_byte(out, (unsigned char)s.p[i], NULL);
+    }
+    return ok;
+}
+
 static bool f_escape(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     tpl_str s;
     nf_buf buf = {0};
-    bool ok = text_of(c, v, &s);
     (void)a;
-    for (size_t i = 0; ok && i < s.n; i++) {
-        const char *e = s.p[i] == '&' ? "&amp;" : s.p[i] == '<' ? "&lt;" : s.p[i] == '>' ? "&gt;" : s.p[i] == '"' ? "&#34;" : s.p[i] == '\'' ? "&#39;" : NULL;
-        ok = e ? append(&buf, tpl_lit(e)) : !nf_buf_byte(&buf, (unsigned char)s.p[i], NULL);
-    }
-    return text_result(c, &buf, ok, out);
+    *out = v;
+    if (v.kind == T_STR && v.markup) return true;
+    bool ok = text_of(c, v, &s) && tpl_escape(s, &buf);
+    if (!text_result(c, &buf, ok, out)) return false;
+    out->markup = true;
+    return true;
 }
 
-static bool f_safe(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return f_string(c, v, a, out); }
+static bool f_safe(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    if (!f_string(c, v, a, out)) return false;
+    out->markup = true;
+    return true;
+}
 
 static bool f_wordcount(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     tpl_str s;
@@ -518,6 +531,7 @@ static tpl_args rest(const tpl_args *a, size_t skip) {
 static bool f_map(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *attribute = a->n ? NULL : tpl_arg(a, SIZE_MAX, "attribute"), *otherwise = tpl_arg(a, SIZE_MAX, "default");
     tpl_list *items, *result = tpl_list_new(c);
+    if (!tpl_truth(v)) v = tpl_undefined(tpl_lit("")); /* map, select and reject take anything falsy for empty */
     if (!result || !tpl_iterate(c, v, &items)) return false;
     if (!attribute && (!a->n || a->pos[0].kind != T_STR)) return tpl_fail(c, NF_ERR_ARGUMENT, "map requires a filter argument");
     if (!attribute && !tpl_known_filter(a->pos[0].s)) return tpl_fail(c, NF_ERR_ARGUMENT, "map: no filter named '%.*s'", (int)a->pos[0].s.n, a->pos[0].s.p);
@@ -535,6 +549,7 @@ static bool f_map(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
 static bool choose(tpl_ctx *c, tpl_value v, const tpl_args *a, bool by_attribute, bool keep, tpl_value *out) {
     const size_t first = by_attribute ? 1 : 0;
     tpl_list *items, *result = tpl_list_new(c);
+    if (!tpl_truth(v)) v = tpl_undefined(tpl_lit(""));
     if (!result || !tpl_iterate(c, v, &items)) return false;
     if (by_attribute && !a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "Missing parameter for attribute name");
     const bool has_test = a->n > first;

@@ -58,6 +58,7 @@ typedef struct tpl_method tpl_method;
 
 struct tpl_value {
     tpl_kind kind;
+    bool markup; /* T_STR: result of safe or escape; adding plain text to it escapes that text, as markupsafe does */
     union {
         bool b;
         int64_t i;
@@ -215,6 +216,8 @@ bool tpl_attribute(tpl_ctx *c, tpl_value obj, tpl_str name, tpl_value *out);
 bool tpl_item(tpl_ctx *c, tpl_value obj, tpl_value key, tpl_value *out);
 bool tpl_call(tpl_ctx *c, tpl_value f, const tpl_args *args, tpl_value *out);
 bool tpl_binary(tpl_ctx *c, int op, tpl_value a, tpl_value b, tpl_value *out);
+/* Appends text with & < > " ' replaced by HTML entities. */
+bool tpl_escape(tpl_str s, nf_buf *out);
 bool tpl_contains(tpl_ctx *c, tpl_value container, tpl_value item, bool *out);
 bool tpl_filter(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *args, tpl_value *out);
 bool tpl_test(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *args, bool *out);

@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 repo=$(pwd)
-root= keep=no worktree=no host_config=no mirror=http://deb.debian.org/debian actions='run test'
+root='' keep=no worktree=no host_config=no mirror=http://deb.debian.org/debian actions='run test'
 
 usage() {
     cat >&2 <<'TEXT'
@@ -51,8 +51,7 @@ mount -t sysfs sysfs "$root/sys"
 mount --bind /dev "$root/dev"
 
 if [ "$host_config" = yes ]; then
-    for f in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs/ca-certificates.crt /etc/apt/sources.list \
-        /etc/apt/sources.list.d/debian.sources; do
+    for f in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources; do
         [ -e "$f" ] || continue
         mkdir -p "$root$(dirname "$f")"
         cp -L "$f" "$root$f"
@@ -62,7 +61,13 @@ if [ "$host_config" = yes ]; then
     for f in /etc/apt/apt.conf.d/*; do
         if grep -qiE 'proxy|verify|cainfo' "$f"; then cp "$f" "$root/etc/apt/apt.conf.d/"; fi
     done
-    env | grep '^PIP_' | grep -v '^PIP_FIND_LINKS=' >"$root/tmp/pip-environment" || true
+    env | grep '^PIP_' | grep -v -e '^PIP_FIND_LINKS=' -e '^PIP_CERT=' >"$root/tmp/pip-environment" || true
+    # Under a name of its own: the root's ca-certificates package writes the usual one anew.
+    bundle=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}
+    if [ -e "$bundle" ]; then
+        cp -L "$bundle" "$root/etc/host-certificates.crt"
+        echo PIP_CERT=/etc/host-certificates.crt >>"$root/tmp/pip-environment"
+    fi
 fi
 if [ "$worktree" = yes ]; then
     mkdir "$root/ninfer"

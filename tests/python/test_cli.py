@@ -315,7 +315,8 @@ def test_prompt_answers_once(model):
 def test_run_usage(model):
     assert "the prompt is empty" in run("ninfer-run", model, "--prompt", "", status=1)[1]
     assert "--type must be" in run("ninfer-run", model, "--type", "q9", status=2)[1]
-    assert "--type must be" in run("ninfer-run", model, "--type", "u8", status=2)[1]
+    for stored_only in ("u8", "f8"):
+        assert "--type must be" in run("ninfer-run", model, "--type", stored_only, status=2)[1]
     assert "--think must be" in run("ninfer-run", model, "--think", "hard", status=2)[1]
     assert "8192" in run("ninfer-run", model, "--max-context", 10000, "--prompt", "x", status=1)[1]
     assert "--system" in run("ninfer-run", model, "--prompt", "x", "--system", b"\xff".decode("utf-8", "surrogateescape"), status=1)[1]
@@ -493,7 +494,12 @@ class Terminal:
                 except OSError:  # the other side is closed
                     assert re.search(pattern, self.seen, re.S), f"ended without {pattern!r}: {self.seen!r}"
 
-    def wait(self, timeout=30):
+    def leave(self, keys, timeout=30):
+        """Sends the keys that end the program; its exit status must be 0."""
+        self.send(keys)
+        assert self.wait(timeout) == 0, self.seen
+
+    def wait(self, timeout):
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -502,7 +508,7 @@ class Terminal:
                 return os.waitstatus_to_exitcode(status)
             if select.select([self.fd], [], [], 0.05)[0]:
                 try:
-                    os.read(self.fd, 65536)
+                    self.seen += os.read(self.fd, 65536).decode("utf-8", "replace")
                 except OSError:
                     pass
         os.kill(self.pid, signal.SIGKILL)
@@ -538,8 +544,7 @@ def test_ctrl_c_stops_the_answer_only(model, tmp_path):
     t.send("\x03")
     t.expect("; stopped]")
     t.expect("> ")
-    t.send("/exit\r")
-    assert t.wait() == 0
+    t.leave("/exit\r")
 
 
 def test_editing_history_and_ctrl_d(model, tmp_path):
@@ -554,8 +559,7 @@ def test_editing_history_and_ctrl_d(model, tmp_path):
     t.send("größer é\r")
     t.expect(r"cut at --max-tokens\]")
     t.expect("> ")
-    t.send("\x04")
-    assert t.wait() == 0
+    t.leave("\x04")
     t = start(model, tmp_path, "--max-tokens", "2")  # history of the run before
     t.expect("> ")
     t.send("\x1b[A")
@@ -563,8 +567,7 @@ def test_editing_history_and_ctrl_d(model, tmp_path):
     t.send("\x1b[A\r")
     t.expect("answers  0,")
     t.expect("> ")
-    t.send("\x04")
-    assert t.wait() == 0
+    t.leave("\x04")
 
 
 def test_thinking_is_dim(model, tmp_path):
@@ -576,8 +579,7 @@ def test_thinking_is_dim(model, tmp_path):
     answer = shown[shown.index("19?") + 3:]
     assert answer.index("\x1b[2m") < answer.index("\x1b[0m")
     t.expect("> ")
-    t.send("/exit\r")
-    assert t.wait() == 0
+    t.leave("/exit\r")
 
 
 # ---- the example --------------------------------------------------------------------------------------------------------
@@ -588,3 +590,29 @@ def test_example(model, tmp_path):
     assert text and re.fullmatch(r"\[\d+ tokens after a prompt of \d+: .+\]", last)
     assert "absent" in run("example-generate", tmp_path / "absent.ninfer", "x", status=1)[1]
     run("example-generate", model, status=2)
+
+
+def test_installation(model, tmp_path):
+    """What `make install` puts down is enough to build and run a program elsewhere."""
+    subprocess.run(["make", "-s", f"BUILD={BUILD}", f"DESTDIR={tmp_path}", "PREFIX=/usr", "install"], check=True, capture_output=True)
+    usr = tmp_path / "usr"
+    for name in ("ninfer", "ninfer-run", "ninfer-convert", "ninfer-perplexity"):
+        assert os.access(usr / "bin" / name, os.X_OK)
+    p = subprocess.run([usr / "bin/ninfer-run", "--prompt", "Who are you?", *THREADS], capture_output=True, text=True)
+    assert p.returncode == 0 and "NInfer" in p.stdout, p.stderr  # the installed model, found beside the program
+
+    source = open("runtime/examples/generate.c").read()
+    (tmp_path / "generate.c").write_text(source.replace('"runtime/ninfer.h"', "<ninfer.h>"))
+    env = {**os.environ, "PKG_CONFIG_PATH": str(usr / "lib/pkgconfig"), "PKG_CONFIG_SYSROOT_DIR": str(tmp_path)}
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "ninfer"], env=env, check=True, capture_output=True, text=True).stdout.split()
+    sanitize = ["-fsanitize=address,undefined"] if "san" in os.path.basename(BUILD) else []
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c17", "-Wall", "-Wextra", "-Werror", *sanitize, tmp_path / "generate.c", "-o",
+                    tmp_path / "generate", *flags], check=True)
+    p = subprocess.run([tmp_path / "generate", model, "The package libcurl4 is"], capture_output=True, text=True,
+                       env={**os.environ, "LD_LIBRARY_PATH": str(usr / "lib")})
+    assert p.returncode == 0 and p.stdout == run("example-generate", model, "The package libcurl4 is")[0]
+
+    exported = subprocess.run(["nm", "-D", "--defined-only", usr / "lib/libninfer.so"], check=True, capture_output=True, text=True).stdout
+    names = {line.split()[2] for line in exported.splitlines() if line.split()[1] == "T"}
+    declared = set(re.findall(r"^NF_API [^;(]*?\b(nf_\w+)\(", (usr / "include/ninfer.h").read_text(), re.M))
+    assert names == declared  # exactly the public API

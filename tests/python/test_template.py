@@ -1,5 +1,5 @@
 """The chat-template interpreter against Jinja2, set up as transformers sets it up."""
-import glob, itertools, json, os, random, subprocess
+import datetime, functools, glob, itertools, json, os, random, re, subprocess
 import jinja2, jinja2.ext, jinja2.sandbox
 import pytest
 
@@ -22,15 +22,21 @@ def environment():
     env = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
     return env
 
 
 ENV = environment()
 
 
+@functools.lru_cache(maxsize=4)
+def compiled(template):
+    return ENV.from_string(template)
+
+
 def reference(template, vars):
     try:
-        return ENV.from_string(template).render(**vars)
+        return compiled(template).render(**vars)
     except Exception as e:
         return e
 
@@ -78,7 +84,7 @@ d.keys()|list|d.values()|list|d.get('b')|d.get('zz')|d.get('zz', 5)|d.items()|li
 no + 1|'a' < 1|none < 1|missing == missing|missing == none|missing in l|'a' in missing|1 in 5|5 in 'a5'|true + true|-t|+n|-s|not not s|1 if 1 > 2|(1 if fa) is defined|[x for x in l]|l | map('nofilter')|l|select('notest')|list|loop|messages[1].content is none|messages[0].content is string|
 messages[1].tool_calls[0].function.arguments|tojson|messages[1]['tool_calls'][0]['function']['name']|messages[::-1][0].role|messages|length - 1|messages[-1]['role']|not messages[0].tool_calls|(n - 5) * 2|n|string ~ 'x'|n ~ '' in '777'|s|list|length|s|first|s|last|1 == true|0 == false|'1' == 1|
 {'a': 1}.a|[[1, 2], [3, 4]]|map('first')|list|[[3, 1], [2]]|map('sort')|map('join')|join('/')|l|map('float')|list|'a.b.c'.split('.')[1]|s.split(',')[0].strip()|'<think>x</think>y'.split('</think>')[-1].lstrip('\\n')|3 is divisibleby 3 and true|n is defined and n > 3|'x' ~ ('a' if t else 'b')|
-l|attr('x')|d|attr('keys') is callable|1_000|0|1.0|1.50|10 ** 18|2 ** -1|2 ** 62|9223372036854775806 + 1|0 ** 0|2 ** 0.5|-5 // 2.0|5 % -3|-5 % 3.5|'a' ~ 1 + 2|1 ~ 2 * 3|true and 'x'|none or 0|[] or {} or 'z'|u[-1]|u[::-1]""".replace("\n", "")
+l|attr('x')|d|attr('keys') is callable|1_000|0|1.0|1.50|10 ** 18|2 ** -1|2 ** 62|9223372036854775806 + 1|0 ** 0|2 ** 0.5|-5 // 2.0|5 % -3|-5 % 3.5|'a' ~ 1 + 2|1 ~ 2 * 3|true and 'x'|none or 0|[] or {} or 'z'|u[-1]|u[::-1]|'<a>'|safe + '<b>'|'<b>' + '<a>'|safe|('<a>'|safe) + ('<b>'|safe)|('<a>'|safe) ~ '<b>'|'<a>'|e|e|none|map('upper')|list|0|select|list|none|selectattr('x')|list""".replace("\n", "")
 
 
 def split_expressions(text):
@@ -175,6 +181,10 @@ def test_published_templates(tmp_path):
         extra = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>", date_string="2026-01-02", strftime_now=None)
         del extra["strftime_now"]
         cases = [(template, {**extra, **v}) for v in conversations()]
+        got = render_all(cases[:1], tmp_path)[0]
+        custom = re.search(r"the filter '(\w+)'", got.get("error", ""))
+        if custom and custom[1] not in ENV.filters: continue # neither Jinja's nor transformers' filter: refused when parsed, as documented
+        cases = [c for c in cases if "generator is not JSON" not in str(reference(*c))] # we have lists where Jinja has generators
         try: compare(cases, tmp_path)
         except AssertionError as e: wrong[os.path.basename(f)] = str(e)[:1500]
     assert not wrong, f"{len(wrong)} of {len(files)}\n" + "\n\n".join(f"{k}: {v}" for k, v in wrong.items())

@@ -30,7 +30,9 @@ static int remove_folder(void **state) {
     return rmdir(folder); /* fails when a test left a file behind */
 }
 
-static void path_of(char *out, size_t size, const char *name) { snprintf(out, size, "%s/%s", folder, name); }
+static void path_of(char *out, size_t size, const char *name) {
+    snprintf(out, size, "%s/%s", folder, name);
+}
 
 static size_t count_files(void) {
     size_t n = 0;

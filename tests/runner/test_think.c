@@ -64,17 +64,20 @@ static void test_emit_can_stop(void **state) {
     assert_int_equal(nf_think_push(&s, "first", 5, &go_on, NULL), NF_OK);
     assert_false(go_on);
     assert_int_equal(nf_think_push(&s, "second", 6, &go_on, NULL), NF_OK);
-    assert_string_equal(out.said.data, "first");      /* nothing was shown afterwards */
-    assert_string_equal(s.said.data, "firstsecond");  /* but nothing is lost */
+    assert_string_equal(out.said.data, "first");     /* nothing was shown afterwards */
+    assert_string_equal(s.said.data, "firstsecond"); /* but nothing is lost */
     nf_buf_free(&out.said);
     nf_think_split_free(&s);
 }
 
 static void test_open_prompt(void **state) {
     (void)state;
-    assert_true(nf_think_is_open("<|im_start|>assistant\n<think>\n", strlen("<|im_start|>assistant\n<think>\n")));
-    assert_false(nf_think_is_open("assistant\n<think>\n\n</think>\n\n", strlen("assistant\n<think>\n\n</think>\n\n")));
-    assert_false(nf_think_is_open("user says <think><|im_end|>\nassistant\n", strlen("user says <think><|im_end|>\nassistant\n")));
+    assert_true(
+        nf_think_is_open("<|im_start|>assistant\n<think>\n", strlen("<|im_start|>assistant\n<think>\n")));
+    assert_false(
+        nf_think_is_open("assistant\n<think>\n\n</think>\n\n", strlen("assistant\n<think>\n\n</think>\n\n")));
+    assert_false(nf_think_is_open("user says <think><|im_end|>\nassistant\n",
+                                  strlen("user says <think><|im_end|>\nassistant\n")));
     assert_false(nf_think_is_open("", 0));
 }
 

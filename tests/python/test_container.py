@@ -1,0 +1,110 @@
+"""Containers of the converter read by the independent reader (ninfer_reader.py): structure, checksums, and every value against the
+checkpoint."""
+import glob, json, os, struct, subprocess
+import numpy as np
+import pytest
+
+from ninfer_reader import Container, Damaged, e4m3
+from support import MODEL, run
+
+
+def checkpoint(folder):
+    """All tensors as f32, block FP8 dequantised."""
+    out = {}
+    for path in sorted(glob.glob(f"{folder}/*.safetensors")):
+        raw = open(path, "rb").read()
+        n = struct.unpack("<Q", raw[:8])[0]
+        for name, t in json.loads(raw[8:8 + n]).items():
+            if name == "__metadata__": continue
+            a, z = t["data_offsets"]
+            b = raw[8 + n + a:8 + n + z]
+            if t["dtype"] == "BF16": x = (np.frombuffer(b, np.uint16).astype(np.uint32) << 16).view(np.float32)
+            elif t["dtype"] == "F32": x = np.frombuffer(b, np.float32)
+            else: x = e4m3(np.frombuffer(b, np.uint8))
+            out[name] = x.reshape(t["shape"])
+    for name in [k for k in out if k.endswith("_scale_inv")]:
+        s, w = out.pop(name), out[name[:-10]]
+        out[name[:-10]] = w * np.repeat(np.repeat(s, 128, 0), 128, 1)[:w.shape[0], :w.shape[1]]
+    return out
+
+
+SOURCE = checkpoint(MODEL)
+
+
+def source_name(name):
+    name = name if name.startswith("mtp.") else f"model.{name}"
+    return name if name in SOURCE else f"{name}.weight"
+
+
+def error(kind, w, got):
+    """Largest error over what the type allows for each group of 32 columns."""
+    if kind in ("f32", "bf16", "f16"): return np.abs(w - got).max() / 1e-30
+    pad = -w.shape[1] % 32
+    w, got = (np.pad(x, ((0, 0), (0, pad))).reshape(len(x), -1, 32) for x in (w, got))
+    step = np.abs(w).max(2, keepdims=True) / {"i8": 127, "c4": 7}[kind]
+    return (np.abs(w - got) / np.maximum(step, 1e-30)).max()
+
+
+@pytest.mark.parametrize("flags", [["--type", "f32"], ["--type", "bf16"], ["--type", "f16"], ["--type", "i8"], ["--type", "c4"], ["--type", "c4", "--codebook", "nl"],
+                                   ["--type", "c4", "--max-file-gb", "0.004"]], ids=" ".join)
+def test_values(flags, tmp_path):
+    path = tmp_path / "m.ninfer"
+    run("ninfer-convert", MODEL, path, *flags)
+    c = Container(str(path))
+    c.check_padding()
+    for name in c.objects: c.check_object(name)
+    assert c.meta["model.name"] == "tiny-moe" and json.loads(c.meta["model.config"]) == json.load(open(f"{MODEL}/config.json"))
+    assert c.data("chat_template").decode() == open(f"{MODEL}/chat_template.jinja").read()
+    if "--max-file-gb" in flags: assert len(c.parts) >= 5 and all(n <= 4_000_000 for _, n in c.parts)
+    used, kinds = set(), {}
+    for o in c.order:
+        name = o["name"]
+        kinds[o["type"]] = kinds.get(o["type"], 0) + 1
+        if o["kind"] == "bank":
+            assert o["type"] == flags[1]
+            for e, parts in enumerate(c.tensor(name)):
+                for part, got in zip(("gate_proj", "up_proj", "down_proj"), parts):
+                    key = f"{source_name(name).removesuffix('.weight')}.{e}.{part}.weight"
+                    used.add(key)
+                    assert error(o["type"], SOURCE[key], got) <= 1.01, key
+        elif o["kind"] == "tensor":
+            key, got = source_name(name), c.tensor(name)
+            used.add(key)
+            w = SOURCE[key].reshape(got.shape)
+            assert error(o["type"], w, got) <= 0.52 if w.ndim > 1 and o["tiled"] else (w == got).all(), name
+            if name.endswith(("mlp.gate", "in_proj_a", "in_proj_b", "shared_expert_gate")): assert o["type"] == "f32"
+    assert used == set(SOURCE)
+
+
+def test_threads_do_not_change_a_byte(tmp_path):
+    """Ids are random, all else is the same for any number of threads."""
+    data = []
+    for t in (1, 2, 5):
+        run("ninfer-convert", MODEL, tmp_path / f"{t}.ninfer", "--threads", t)
+        c = Container(str(tmp_path / f"{t}.ninfer"))
+        data.append({n: c.data(n) for n in c.objects})
+    assert data[0] == data[1] == data[2]
+
+
+def test_inspect_and_verify(tmp_path):
+    path = tmp_path / "m.ninfer"
+    run("ninfer-convert", MODEL, path)
+    out = json.loads(run("ninfer-convert", "inspect", path, "--json")[0])
+    c = Container(str(path))
+    assert [o["name"] for o in out["objects"]] == [o["name"] for o in c.order]
+    assert [o["bytes"] for o in out["objects"]] == [o["bytes"] for o in c.order]
+    assert out["metadata"] == c.meta
+    assert "layers.0.mlp.experts" in run("ninfer-convert", "inspect", path)[0]
+    assert "ok" in run("ninfer-convert", "verify", path)[0]
+    p, a, n = c.objects["layers.2.mlp.experts"]["segments"][0]
+    with open(path, "r+b") as f:
+        f.seek(a + 5 * c.objects["layers.2.mlp.experts"]["stride"] + 77)
+        b = f.read(1)
+        f.seek(-1, 1)
+        f.write(bytes([b[0] ^ 1]))
+    out, _ = run("ninfer-convert", "verify", path, status=1)
+    assert "layers.2.mlp.experts', expert 5" in out and "DAMAGED" in out
+    with pytest.raises(Damaged): Container(str(path)).check_object("layers.2.mlp.experts")
+    run("ninfer", path, "-p", "x", "-n", 1)
+    _, err = run("ninfer", path, "-p", "x", "-n", 1, "--verify", status=1)
+    assert "expert 5" in err
