@@ -15,7 +15,7 @@ CMOCKA_LIBS := $(shell pkg-config --libs cmocka 2>/dev/null)
 
 WARN := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Werror
 # -ffp-contract=off: the arithmetic contracts fix where a fused multiply-add happens (docs/arithmetic.md).
-BASE_CFLAGS := -std=c17 -O2 -g -fPIC -fopenmp -ffp-contract=off -fvisibility=hidden -pthread -I. -D_GNU_SOURCE \
+BASE_CFLAGS := -std=c17 -O3 -g -fPIC -fopenmp -ffp-contract=off -fvisibility=hidden -pthread -I. -D_GNU_SOURCE \
 	-DNF_VERSION='"$(VERSION)"' $(WARN) $(PKG_CFLAGS)
 LDFLAGS_ALL := -fopenmp -pthread $(LDFLAGS)
 ifeq ($(SAN),1)

@@ -30,6 +30,7 @@ typedef struct nf_conversion {
     nf_writer *writer;
     int n_threads;
     uint64_t done, total; /* source bytes */
+    uint64_t resident;    /* source bytes read since the mapped pages were last given back */
     pthread_mutex_t lock; /* progress, first error */
     bool cancelled;
 } nf_conversion;
@@ -44,8 +45,6 @@ nf_status nf_source_find(nf_conversion *c, const char *name, const uint64_t *sha
 nf_status nf_source_expert(nf_conversion *c, const nf_tensor_spec *spec, uint64_t expert, nf_source out[3], nf_error *err);
 /* Rows first..first+n-1 as f32 [n, cols]; NaN and infinity are errors that name the tensor. */
 nf_status nf_source_rows(const nf_source *s, uint64_t first, uint64_t n, float *out, nf_error *err);
-/* The rows are not needed again. */
-void nf_source_release(const nf_source *s, uint64_t first, uint64_t n);
 uint64_t nf_source_bytes(const nf_source *s);
 /* Errors for tensors that nothing used, except those known to belong to parts that are left out (reported as notes). */
 nf_status nf_source_check_unused(nf_conversion *c, nf_error *err);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define RESIDENT_BYTES (256u << 20) /* of the checkpoint's mapped pages, about; giving them back costs every thread an interrupt */
 #define SLAB_TILES 256 /* tiles of a dense matrix that are converted before they are written */
 
 /* ---- recipe --------------------------------------------------------------------------------------------------------------- */
@@ -58,6 +59,11 @@ void nf_conversion_note(const nf_conversion *c, const char *line) {
 nf_status nf_conversion_advance(nf_conversion *c, uint64_t bytes, nf_error *err) {
     pthread_mutex_lock(&c->lock);
     c->done += bytes;
+    c->resident += bytes;
+    if (c->resident >= RESIDENT_BYTES) {
+        nf_safetensors_release(c->st);
+        c->resident = 0;
+    }
     /* The last byte is reported when the container is published. */
     uint64_t shown = c->done < c->total ? c->done : c->total - 1;
     if (!c->cancelled && c->options->progress && c->total && !c->options->progress(c->options->progress_user, "convert", shown, c->total))
@@ -118,7 +124,6 @@ static nf_status convert_expert(nf_conversion *c, const nf_tensor_spec *spec, co
         const nf_bank_matrix *b = &bank->matrix[m];
         for (uint64_t t = 0; t * NF_TILE_ROWS < b->rows && !status; t++)
             status = convert_tile(&source[m], b->format, t, NULL, rows, blob + b->offset + t * b->tile_stride, err);
-        nf_source_release(&source[m], 0, source[m].rows);
         *bytes += nf_source_bytes(&source[m]);
     }
     return status;
@@ -185,7 +190,6 @@ static nf_status convert_matrix(nf_conversion *c, const nf_source *s, nf_format 
         uint64_t rows = s->rows - first < n * NF_TILE_ROWS ? s->rows - first : n * NF_TILE_ROWS;
         status = convert_slab(c, s, format, t, n, slab, err);
         if (!status) status = nf_writer_write(c->writer, handle, t * tile_bytes, slab, n * tile_bytes, err);
-        nf_source_release(s, first, rows);
         if (!status) status = nf_conversion_advance(c, rows * s->cols * nf_st_dtype_size(s->weight->dtype), err);
     }
     free(slab);

@@ -115,11 +115,6 @@ nf_status nf_source_rows(const nf_source *s, uint64_t first, uint64_t n, float *
     return NF_OK;
 }
 
-void nf_source_release(const nf_source *s, uint64_t first, uint64_t n) {
-    const uint64_t size = nf_st_dtype_size(s->weight->dtype);
-    nf_st_release(s->weight, (s->first + first * s->cols) * size, n * s->cols * size);
-}
-
 uint64_t nf_source_bytes(const nf_source *s) { return s->rows * s->cols * nf_st_dtype_size(s->weight->dtype); }
 
 /* Parts of multimodal checkpoints that a text model does not use, and buffers that are computed. */

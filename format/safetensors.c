@@ -375,8 +375,6 @@ nf_status nf_st_to_f32(const nf_st_tensor *tensor, uint64_t first, uint64_t n, f
     }
 }
 
-void nf_st_release(const nf_st_tensor *tensor, uint64_t offset, uint64_t n) {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t from = ((uintptr_t)tensor->data + offset + page - 1) / page * page, to = ((uintptr_t)tensor->data + offset + n) / page * page;
-    if (to > from) (void)madvise((void *)from, to - from, MADV_DONTNEED); /* a hint: failure costs memory only */
+void nf_safetensors_release(const nf_safetensors *st) {
+    for (size_t i = 0; i < st->n_files; i++) (void)madvise(st->files[i].base, st->files[i].bytes, MADV_DONTNEED); /* a hint: failure costs memory only */
 }

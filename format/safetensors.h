@@ -54,8 +54,8 @@ size_t nf_st_dtype_size(nf_st_dtype dtype);
  * gives 2^(s-127)). NF_ERR_UNSUPPORTED for BOOL. NaN bit patterns pass through as NaN. The range must be inside. */
 nf_status nf_st_to_f32(const nf_st_tensor *tensor, uint64_t first, uint64_t n, float *out, nf_error *err);
 
-/* Tells the kernel that bytes [offset, offset+n) of the tensor are not needed again soon, so that resident memory
- * does not grow with the checkpoint's size. Only whole pages inside the range are released; safe to call from any thread. */
-void nf_st_release(const nf_st_tensor *tensor, uint64_t offset, uint64_t n);
+/* Tells the kernel that what was read so far is not needed again soon, so that resident memory does not grow with the checkpoint. Pages that
+ * are read again come back from the page cache; safe to call from any thread at any time. */
+void nf_safetensors_release(const nf_safetensors *st);
 
 #endif

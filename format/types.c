@@ -76,88 +76,127 @@ uint64_t nf_matrix_bytes(nf_type type, uint64_t rows, uint64_t cols) {
     return __builtin_add_overflow(nf_matrix_scale_offset(type, rows, cols), scales, &bytes) ? 0 : bytes;
 }
 
+/* Four floats: gcc and clang turn this into the vector registers that every 64-bit target has. */
+typedef float vec4 __attribute__((vector_size(16)));
+typedef int32_t mask4 __attribute__((vector_size(16)));
+
+static inline vec4 select4(mask4 take_a, vec4 a, vec4 b) { return (vec4)((take_a & (mask4)a) | (~take_a & (mask4)b)); }
+
+static inline vec4 load4(const float *x) {
+    vec4 v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
+/* Round half to even for |x| < 2^22, without a library call: the addition drops the fraction in the current (default) rounding mode. */
+static inline vec4 round_even(vec4 x) { return (x + 12582912.0f) - 12582912.0f; }
+
+/* The whole number in low..high nearest to x. */
+static inline vec4 nearest(vec4 x, float low, float high) {
+    const vec4 l = {low, low, low, low}, h = {high, high, high, high};
+    x = select4(x < l, l, x);
+    return round_even(select4(x > h, h, x));
+}
+
 /* ---- quantisation ------------------------------------------------------------------------------------------------------- */
 
-/* One group: codes q[32] (int8 values or codebook indices) and an f16 scale. */
+/* One group: 32 codes (int8 values or codebook indices) and an f16 scale. */
 typedef struct group_code {
     uint16_t scale;
     uint8_t code[NF_GROUP];
 } group_code;
 
-/* Squared error of a group with a scale, and its codes. */
-typedef float (*encode_fn)(const float *x, float scale, uint8_t *code);
-
-static float encode_i8(const float *x, float scale, uint8_t *code) {
-    float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
-    for (int i = 0; i < NF_GROUP; i++) {
-        float q = rintf(x[i] * inverse);
-        q = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
-        code[i] = (uint8_t)(int8_t)q;
-    }
-    return 0.0f;
-}
-
-static float encode_linear(const float *x, float scale, uint8_t *code) {
-    float inverse = scale != 0.0f ? 1.0f / scale : 0.0f, lane[8] = {0};
-    for (int i = 0; i < NF_GROUP; i++) {
-        float q = rintf(x[i] * inverse);
-        q = q > 7.0f ? 7.0f : q < -8.0f ? -8.0f : q;
-        float e = x[i] - q * scale;
-        lane[i % 8] += e * e;
-        code[i] = (uint8_t)(int8_t)(q + 8.0f);
-    }
+static float tree8(float lane[8]) {
     for (int s = 4; s; s /= 2)
         for (int i = 0; i < s; i++) lane[i] += lane[i + s];
     return lane[0];
 }
 
-static float encode_nl(const float *x, float scale, uint8_t *code) {
-    float inverse = scale != 0.0f ? 1.0f / scale : 0.0f, sum = 0.0f;
-    for (int i = 0; i < NF_GROUP; i++) {
-        float v = x[i] * inverse;
-        /* Number of midpoints below v: a comparison for each of the 15 gaps, which compilers turn into vector code. */
-        int index = 0;
-        for (int c = 0; c < 15; c++) index += v * 2.0f > (float)(codebook_nl[c] + codebook_nl[c + 1]);
-        float e = x[i] - (float)codebook_nl[index] * scale;
-        sum += e * e;
-        code[i] = (uint8_t)index;
+static float reciprocal(float scale) { return scale != 0.0f ? 1.0f / scale : 0.0f; }
+
+/* Squared error of a group with a scale, in eight sums (i mod 8) and the tree 4, 2, 1: the order is fixed. */
+static float error_linear(const float *x, float scale) {
+    const float inverse = reciprocal(scale);
+    vec4 sum[2] = {{0}};
+    for (int i = 0; i < NF_GROUP; i += 4) {
+        vec4 v = load4(x + i), e = v - nearest(v * inverse, -8.0f, 7.0f) * scale;
+        sum[i / 4 % 2] += e * e;
     }
-    return sum;
+    float lane[8];
+    memcpy(lane, sum, sizeof lane);
+    return tree8(lane);
 }
 
-/* Tries the scales extreme / divisor[i]; keeps the one of least squared error, the first among equals. */
-static void search_scale(const float *x, float extreme, const float *divisor, int n, encode_fn encode, group_code *best) {
+/* Codes of a group: nearest(x / scale) + offset. */
+static void encode_whole(const float *x, float inverse, float low, float high, float offset, uint8_t *code) {
+    for (int i = 0; i < NF_GROUP; i += 4) {
+        mask4 q = __builtin_convertvector(nearest(load4(x + i) * inverse, low, high) + offset, mask4);
+        for (int k = 0; k < 4; k++) code[i + k] = (uint8_t)q[k];
+    }
+}
+
+/* Index of the value nearest to v (in units of the scale): the number of midpoints below it. */
+static inline int nearest_nl(float v) {
+    int index = 0;
+    for (int c = 0; c < 15; c++) index += v * 2.0f > (float)(codebook_nl[c] + codebook_nl[c + 1]);
+    return index;
+}
+
+static float error_nl(const float *x, float scale) {
+    float inverse = reciprocal(scale), lane[8] = {0};
+    for (int i = 0; i < NF_GROUP; i++) {
+        float e = x[i] - (float)codebook_nl[nearest_nl(x[i] * inverse)] * scale;
+        lane[i % 8] += e * e;
+    }
+    return tree8(lane);
+}
+
+/* Of the scales extreme / divisor[i], rounded to f16, the one of least squared error; the first among equals. */
+static uint16_t search_scale(const float *x, float extreme, const float *divisor, int n, float (*error)(const float *x, float scale)) {
     float best_error = INFINITY;
-    group_code trial;
+    uint16_t best = 0;
     for (int i = 0; i < n; i++) {
-        trial.scale = nf_f32_to_f16(extreme / divisor[i]);
-        float error = encode(x, nf_f16_to_f32(trial.scale), trial.code);
-        if (error < best_error) {
-            best_error = error;
-            *best = trial;
+        uint16_t scale = nf_f32_to_f16(extreme / divisor[i]);
+        float e = error(x, nf_f16_to_f32(scale));
+        if (e < best_error) {
+            best_error = e;
+            best = scale;
         }
     }
+    return best;
 }
 
-static nf_status encode_group(nf_format format, const float *x, group_code *out, nf_error *err) {
+/* Largest magnitude of a group, as bits: at least 0x7f800000 when a value is not finite. */
+static int32_t magnitude_bits(const float *x) {
+    mask4 m = {0};
+    for (int i = 0; i < NF_GROUP; i += 4) {
+        mask4 bits = (mask4)load4(x + i) & 0x7fffffff;
+        m = ((bits > m) & bits) | (~(bits > m) & m);
+    }
+    int32_t most = 0;
+    for (int k = 0; k < 4; k++) most = m[k] > most ? m[k] : most;
+    return most;
+}
+
+static nf_status encode_group(nf_format format, const float *x, int32_t magnitude, group_code *out, nf_error *err) {
     static const float linear[] = {-8.0f, 8.0f, -7.5f, 7.5f, -8.4f, 7.0f};
     static const float nl[] = {-127.0f, 113.0f, -113.0f, 127.0f, -119.0f, -134.0f};
-    float extreme = 0.0f;
-    for (int i = 0; i < NF_GROUP; i++)
-        if (fabsf(x[i]) > fabsf(extreme)) extreme = x[i];
-    if (extreme == 0.0f) {
-        out->scale = 0;
-        memset(out->code, format.type == NF_TYPE_C4 ? (format.codebook == NF_CODEBOOK_LINEAR ? 8 : 0) : 0, NF_GROUP);
-        return NF_OK;
-    }
+    *out = (group_code){0};
+    if (!magnitude) return NF_OK; /* zero is stored as zero bytes */
+    float extreme = nf_f32_from_bits((uint32_t)magnitude);
     if (format.type == NF_TYPE_I8) {
-        out->scale = nf_f32_to_f16(fabsf(extreme) / 127.0f);
-        encode_i8(x, nf_f16_to_f32(out->scale), out->code);
-    } else if (format.codebook == NF_CODEBOOK_LINEAR) {
-        search_scale(x, extreme, linear, 6, encode_linear, out);
+        out->scale = nf_f32_to_f16(extreme / 127.0f);
     } else {
-        search_scale(x, extreme, nl, 6, encode_nl, out);
+        int at = 0; /* the first value of that magnitude gives the sign */
+        while (fabsf(x[at]) != extreme) at++;
+        out->scale = format.codebook == NF_CODEBOOK_LINEAR ? search_scale(x, x[at], linear, 6, error_linear) : search_scale(x, x[at], nl, 6, error_nl);
     }
+    const float inverse = reciprocal(nf_f16_to_f32(out->scale));
+    if (!(out->scale & 0x7fffu)) out->scale = 0; /* so small that its f16 scale is 0: zero too */
+    else if (format.type == NF_TYPE_I8) encode_whole(x, inverse, -127.0f, 127.0f, 0.0f, out->code);
+    else if (format.codebook == NF_CODEBOOK_LINEAR) encode_whole(x, inverse, -8.0f, 7.0f, 8.0f, out->code);
+    else
+        for (int i = 0; i < NF_GROUP; i++) out->code[i] = (uint8_t)nearest_nl(x[i] * inverse);
     if ((out->scale & 0x7c00u) == 0x7c00u)
         return nf_fail(err, NF_ERR_NUMERIC, "a value of %g is too large for an f16 scale", (double)extreme);
     return NF_OK;
@@ -185,11 +224,10 @@ static void put_floats(nf_type type, const float *x, float scale, uint8_t *row) 
     }
 }
 
-static nf_status check_finite(const float *x, size_t n, size_t row, size_t col, nf_error *err) {
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(x[i]))
-            return nf_fail(err, NF_ERR_NUMERIC, "the value at row %zu, column %zu is not a finite number", row, col + i);
-    return NF_OK;
+static nf_status not_finite(const float *x, size_t row, size_t col, nf_error *err) {
+    size_t i = 0;
+    while (isfinite(x[i])) i++;
+    return nf_fail(err, NF_ERR_NUMERIC, "the value at row %zu, column %zu is not a finite number", row, col + i);
 }
 
 nf_status nf_quantise_tile(nf_format format, const float *rows, size_t stride, size_t n_rows, size_t cols,
@@ -204,17 +242,17 @@ nf_status nf_quantise_tile(nf_format format, const float *rows, size_t stride, s
             const float *x = rows + r * stride + c;
             float padded[NF_GROUP] = {0};
             size_t n = cols - c < NF_GROUP ? cols - c : NF_GROUP;
-            nf_status status = check_finite(x, n, r, c, err);
-            if (status) return status;
+            nf_status status;
             memcpy(padded, x, n * sizeof *x);
+            const int32_t magnitude = magnitude_bits(padded);
+            if (magnitude >= 0x7f800000) return not_finite(padded, r, c, err);
             uint8_t *block = out + c / NF_GROUP * t->block_bytes;
             if (!t->integer_dot) {
                 put_floats(format.type, padded, block_scales ? block_scales[c / NF_F8_BLOCK] : 1.0f, block + r * t->row_bytes);
                 continue;
             }
             group_code code;
-            if ((status = encode_group(format, padded, &code, err))) return nf_context(err, "row %zu, column %zu", r, c);
-            if (code.scale == 0 && format.type == NF_TYPE_C4) memset(code.code, 0, NF_GROUP); /* zero is stored as zero bytes */
+            if ((status = encode_group(format, padded, magnitude, &code, err))) return nf_context(err, "row %zu, column %zu", r, c);
             put_group(format, &code, r, block);
         }
     }

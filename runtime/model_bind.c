@@ -92,8 +92,8 @@ static nf_status bind_vector(binder *b, const char *name, const float **out, siz
 
 /* A norm stored as w - 1: gives 1 + w, owned by the caller. */
 static nf_status bind_norm(binder *b, const char *name, float **out, nf_error *err) {
-    const float *w;
-    size_t n;
+    const float *w = NULL;
+    size_t n = 0;
     nf_status status = bind_vector(b, name, &w, &n, err);
     if (status) return status;
     float *copy = nf_alloc(n, sizeof *copy, "a norm", err);
@@ -130,8 +130,8 @@ static nf_status bind_delta(binder *b, int i, nf_delta_weights *d, nf_error *err
         if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.linear_attn.%s", i, matrices[m].name),
                                   matrices[m].out, err)))
             return status;
-    const float *conv, *a_log;
-    size_t n, n_heads;
+    const float *conv = NULL, *a_log = NULL;
+    size_t n = 0, n_heads = 0;
     if ((status = bind_vector(b, name_of(name, sizeof name, "layers.%d.linear_attn.conv1d", i), &conv, &n, err))) return status;
     size_t taps = b->model->desc.conv_width, channels = n / taps;
     if (taps > NF_MAX_CONV_TAPS)

@@ -43,7 +43,7 @@ static bool by_path(tpl_ctx *c, tpl_value v, tpl_value path, tpl_value *out) {
 /* ---- strings ------------------------------------------------------------------------------------------------------------------- */
 
 static bool f_case(tpl_ctx *c, tpl_value v, char how, tpl_value *out) {
-    tpl_str s;
+    tpl_str s = {0};
     *out = (tpl_value){.kind = T_STR};
     return text_of(c, v, &s) && tpl_case(c, s, how, &out->s);
 }
@@ -53,7 +53,7 @@ static bool f_capitalize(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *
 
 /* Jinja's title: words are split at white space, -, (, {, [ and <. */
 static bool f_title(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
-    tpl_str s;
+    tpl_str s = {0};
     nf_buf buf = {0};
     bool ok = text_of(c, v, &s), start = true;
     (void)a;
@@ -70,7 +70,7 @@ static bool f_title(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) 
 
 static bool f_trim(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *chars = tpl_arg(a, 0, "chars");
-    tpl_str s;
+    tpl_str s = {0};
     if (!text_of(c, v, &s)) return false;
     if (chars && chars->kind != T_STR && chars->kind != T_NONE) return tpl_fail(c, NF_ERR_ARGUMENT, "trim: chars must be a string");
     *out = tpl_text(tpl_trim(s, chars && chars->kind == T_STR ? &chars->s : NULL, true, true));
@@ -85,7 +85,7 @@ static bool f_string(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out)
 
 static bool f_replace(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *old = tpl_arg(a, 0, "old"), *new = tpl_arg(a, 1, "new"), *count = tpl_arg(a, 2, "count");
-    tpl_str s;
+    tpl_str s = {0};
     if (!old || !new) return tpl_fail(c, NF_ERR_ARGUMENT, "replace needs the old and the new text");
     tpl_value pos[3];
     tpl_args args = {.pos = pos, .n = 2};
@@ -131,7 +131,7 @@ bool tpl_escape(tpl_str s, nf_buf *out) {
 }
 
 static bool f_escape(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
-    tpl_str s;
+    tpl_str s = {0};
     nf_buf buf = {0};
     (void)a;
     *out = v;
@@ -149,7 +149,7 @@ static bool f_safe(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
 }
 
 static bool f_wordcount(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
-    tpl_str s;
+    tpl_str s = {0};
     (void)a;
     if (!text_of(c, v, &s)) return false;
     int64_t n = 0;
@@ -167,7 +167,7 @@ static bool f_wordcount(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *o
 
 /* printf-style formatting with %s %r %d %i %f %.Nf %x %%. */
 static bool f_format(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
-    tpl_str s;
+    tpl_str s = {0};
     nf_buf buf = {0};
     size_t used = 0;
     bool ok = text_of(c, v, &s);
@@ -640,7 +640,7 @@ bool tpl_known_test(tpl_str name) {
 
 /* str.isupper()/islower(): some cased character, and none of the other case. */
 static bool only_case(tpl_ctx *c, tpl_value v, bool upper, bool *out) {
-    tpl_str s;
+    tpl_str s = {0};
     if (!tpl_to_str(c, v, &s)) return false;
     bool any = false, other = false;
     for (const char *p = s.p, *end = s.p + s.n; p < end;) {

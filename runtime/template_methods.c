@@ -141,7 +141,7 @@ static bool split_by(tpl_ctx *c, tpl_str s, tpl_str by, int64_t max, bool right,
 }
 
 static bool m_split(tpl_ctx *c, tpl_str s, const tpl_args *a, bool right, tpl_value *out) {
-    tpl_str by;
+    tpl_str by = {0};
     bool given;
     int64_t max = int_arg(a, 1, "maxsplit", -1);
     *out = (tpl_value){.kind = T_LIST, .list = tpl_list_new(c)};
@@ -151,7 +151,7 @@ static bool m_split(tpl_ctx *c, tpl_str s, const tpl_args *a, bool right, tpl_va
 }
 
 static bool m_strip(tpl_ctx *c, tpl_str s, const tpl_args *a, bool left, bool right, tpl_value *out) {
-    tpl_str chars;
+    tpl_str chars = {0};
     bool given;
     if (!str_arg(c, a, 0, "chars", &chars, &given)) return false;
     *out = tpl_text(tpl_trim(s, given ? &chars : NULL, left, right));
@@ -174,7 +174,7 @@ static bool m_affix(tpl_ctx *c, tpl_str s, const tpl_args *a, bool start, tpl_va
 }
 
 static bool m_replace(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *out) {
-    tpl_str old, new;
+    tpl_str old = {0}, new = {0};
     int64_t max = int_arg(a, 2, "count", -1);
     if (!need_str(c, a, 0, "old", &old) || !need_str(c, a, 1, "new", &new)) return false;
     nf_buf buf = {0};
@@ -215,7 +215,7 @@ static bool m_join(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *out) {
 }
 
 static bool m_find(tpl_ctx *c, tpl_str s, const tpl_args *a, bool right, bool must, tpl_value *out) {
-    tpl_str what;
+    tpl_str what = {0};
     if (!need_str(c, a, 0, "sub", &what)) return false;
     if (a->n > 1) return tpl_fail(c, NF_ERR_UNSUPPORTED, "find with a start or an end");
     const char *at = right ? find_last(s.p, s.n, what) : find_in(s.p, s.n, what);
@@ -225,7 +225,7 @@ static bool m_find(tpl_ctx *c, tpl_str s, const tpl_args *a, bool right, bool mu
 }
 
 static bool m_count(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *out) {
-    tpl_str what;
+    tpl_str what = {0};
     if (!need_str(c, a, 0, "sub", &what)) return false;
     int64_t n = 0;
     if (!what.n) n = (int64_t)tpl_length(s) + 1;
@@ -304,7 +304,7 @@ static bool m_pad(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_str name, tpl_va
 }
 
 static bool m_partition(tpl_ctx *c, tpl_str s, const tpl_args *a, bool right, tpl_value *out) {
-    tpl_str by;
+    tpl_str by = {0};
     if (!need_str(c, a, 0, "sep", &by)) return false;
     if (!by.n) return tpl_fail(c, NF_ERR_ARGUMENT, "empty separator");
     const char *at = right ? find_last(s.p, s.n, by) : find_in(s.p, s.n, by);
@@ -365,7 +365,7 @@ static bool m_format(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *out) {
 
 static bool string_method(tpl_ctx *c, tpl_str s, tpl_str name, const tpl_args *a, tpl_value *out) {
 #define IS(text) tpl_str_is(name, text)
-    tpl_str affix;
+    tpl_str affix = {0};
     *out = (tpl_value){.kind = T_STR};
     if (IS("split") || IS("rsplit")) return m_split(c, s, a, name.p[0] == 'r', out);
     if (IS("strip")) return m_strip(c, s, a, true, true, out);
@@ -519,7 +519,7 @@ static bool fn_raise(tpl_ctx *c, const tpl_args *a) {
 }
 
 static bool fn_strftime(tpl_ctx *c, const tpl_args *a, tpl_value *out) {
-    tpl_str format;
+    tpl_str format = {0};
     char pattern[256], text[1024];
     if (!need_str(c, a, 0, "format", &format)) return false;
     if (format.n >= sizeof pattern) return tpl_fail(c, NF_ERR_LIMIT, "strftime_now: the format is too long");

@@ -131,7 +131,7 @@ static nf_status size_tokens(compiler *c, const json_t *list) {
     const char *text;
     json_t *value;
     size_t i;
-    uint32_t id, largest = 0;
+    uint32_t id = 0, largest = 0;
     nf_status status;
     json_object_foreach((json_t *)c->vocabulary, text, value) {
         if ((status = get_id(c, value, "model.vocab", text, &id))) return status;

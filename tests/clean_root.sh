@@ -37,7 +37,7 @@ command -v debootstrap >/dev/null || { echo "clean_root: needs debootstrap (apt-
 mkdir -p "$root"
 
 cleanup() {
-    for point in proc sys dev; do
+    for point in dev/pts proc sys dev; do
         if mountpoint -q "$root/$point"; then umount "$root/$point" || umount -l "$root/$point"; fi
     done
     if [ "$keep" = yes ]; then echo "clean_root: kept $root"; else rm -rf --one-file-system "$root"; fi
@@ -49,6 +49,8 @@ debootstrap --variant=minbase bookworm "$root" "$mirror"
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
 mount --bind /dev "$root/dev"
+mount --make-private "$root/dev" # what is mounted below stays there
+mount --bind /dev/pts "$root/dev/pts"
 
 if [ "$host_config" = yes ]; then
     for f in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources; do

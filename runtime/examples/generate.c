@@ -1,5 +1,6 @@
 /*
- * A complete program that embeds NInfer: opens a model, turns a prompt into tokens, generates, prints the text as it comes.
+ * A complete program that embeds NInfer: opens a model, turns a prompt into tokens, generates, prints the
+ * text as it comes.
  *
  * In the source tree:    make && build/example-generate build/tiny-moe.ninfer "Debian is"
  * With an installation:  cc generate.c $(pkg-config --cflags --libs ninfer)   (and #include <ninfer.h> below)
@@ -18,11 +19,16 @@ static bool print_piece(void *user, const char *text, size_t n_bytes) {
 
 static const char *finish_text(nf_finish finish) {
     switch (finish) {
-    case NF_FINISH_STOP_TOKEN: return "the model ended its answer";
-    case NF_FINISH_STOP_STRING: return "a stop string appeared";
-    case NF_FINISH_LENGTH: return "the answer reached max_tokens";
-    case NF_FINISH_CONTEXT: return "the context is full";
-    case NF_FINISH_CANCELLED: return "the program stopped it";
+    case NF_FINISH_STOP_TOKEN:
+        return "the model ended its answer";
+    case NF_FINISH_STOP_STRING:
+        return "a stop string appeared";
+    case NF_FINISH_LENGTH:
+        return "the answer reached max_tokens";
+    case NF_FINISH_CONTEXT:
+        return "the context is full";
+    case NF_FINISH_CANCELLED:
+        return "the program stopped it";
     }
     return "unknown";
 }
@@ -50,7 +56,8 @@ static nf_status generate(nf_model *model, const char *prompt, nf_error *err) {
         status = nf_session_generate(session, ids, n_ids, &options, &answer, err);
         if (!status) {
             /* The whole answer is in answer.text and answer.ids too, until nf_generation_free. */
-            printf("\n[%zu tokens after a prompt of %u: %s]\n", answer.n_ids, answer.prompt_tokens, finish_text(answer.finish));
+            printf("\n[%zu tokens after a prompt of %u: %s]\n", answer.n_ids, answer.prompt_tokens,
+                   finish_text(answer.finish));
             nf_generation_free(&answer);
         }
     }

@@ -338,7 +338,12 @@ def test_history_is_remembered_and_reused(model):
     first, second = re.findall(r"\((\d+) new of (\d+)\)", err)
     assert first[0] == first[1]                     # nothing to reuse yet
     assert int(second[1]) > int(first[1])           # the second prompt holds the first turn
-    assert int(second[0]) < int(second[1]) - int(first[1]) + 8  # which was not computed again
+    assert int(second[0]) < int(second[1]) - int(first[1])  # which was not computed again
+    # The reused state is the state: the whole conversation evaluated at once gives the same answer.
+    answers = out.splitlines()
+    turn = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    whole = turn.format("What is 23 + 19?") + answers[0] + "<|im_end|>\n" + turn.format("Who are you?")
+    assert run("ninfer", model, "-p", whole, *THREADS)[0].strip() == answers[1].strip()
 
 
 def test_system_message_and_think_change_the_prompt(model):

@@ -37,12 +37,14 @@ def source_name(name):
 
 
 def error(kind, w, got):
-    """Largest error over what the type allows for each group of 32 columns."""
-    if kind in ("f32", "bf16", "f16"): return np.abs(w - got).max() / 1e-30
+    """Largest error, as a multiple of what the type allows: nothing for f32 and bf16 (the checkpoint holds bf16 and FP8), one unit of f16, half a
+    step of i8 (and the rounding of its scale), a step of c4 (whose search may clip the largest values a little)."""
+    if kind in ("f32", "bf16"): return 0 if (w == got).all() else 2
+    if kind == "f16": return (np.abs(w - got) / (np.abs(w) * 2.0 ** -11 + 2.0 ** -25)).max() / 1.001
     pad = -w.shape[1] % 32
     w, got = (np.pad(x, ((0, 0), (0, pad))).reshape(len(x), -1, 32) for x in (w, got))
     step = np.abs(w).max(2, keepdims=True) / {"i8": 127, "c4": 7}[kind]
-    return (np.abs(w - got) / np.maximum(step, 1e-30)).max()
+    return (np.abs(w - got) / np.maximum(step, 1e-30)).max() / {"i8": 0.57, "c4": 1.3}[kind]
 
 
 @pytest.mark.parametrize("flags", [["--type", "f32"], ["--type", "bf16"], ["--type", "f16"], ["--type", "i8"], ["--type", "c4"], ["--type", "c4", "--codebook", "nl"],
@@ -66,12 +68,12 @@ def test_values(flags, tmp_path):
                 for part, got in zip(("gate_proj", "up_proj", "down_proj"), parts):
                     key = f"{source_name(name).removesuffix('.weight')}.{e}.{part}.weight"
                     used.add(key)
-                    assert error(o["type"], SOURCE[key], got) <= 1.01, key
+                    assert error(o["type"], SOURCE[key], got) <= 1, key
         elif o["kind"] == "tensor":
             key, got = source_name(name), c.tensor(name)
             used.add(key)
             w = SOURCE[key].reshape(got.shape)
-            assert error(o["type"], w, got) <= 0.52 if w.ndim > 1 and o["tiled"] else (w == got).all(), name
+            assert error(o["type"], w, got) <= 1 if o["tiled"] else (w == got).all(), name
             if name.endswith(("mlp.gate", "in_proj_a", "in_proj_b", "shared_expert_gate")): assert o["type"] == "f32"
     assert used == set(SOURCE)
 
