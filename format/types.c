@@ -192,6 +192,8 @@ static nf_status encode_group(nf_format format, const float *x, int32_t magnitud
         out->scale = format.codebook == NF_CODEBOOK_LINEAR ? search_scale(x, x[at], linear, 6, error_linear) : search_scale(x, x[at], nl, 6, error_nl);
     }
     const float inverse = reciprocal(nf_f16_to_f32(out->scale));
+    /* No candidate fitted: all were infinite. */
+    if (!(out->scale & 0x7fffu) && extreme > 1.0f) out->scale = 0x7c00u;
     if (!(out->scale & 0x7fffu)) out->scale = 0; /* so small that its f16 scale is 0: zero too */
     else if (format.type == NF_TYPE_I8) encode_whole(x, inverse, -127.0f, 127.0f, 0.0f, out->code);
     else if (format.codebook == NF_CODEBOOK_LINEAR) encode_whole(x, inverse, -8.0f, 7.0f, 8.0f, out->code);
