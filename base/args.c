@@ -25,7 +25,8 @@ static void print_option(FILE *out, const char *name, char letter, const char *v
 
 void nf_args_help(const nf_args_spec *spec, FILE *out) {
     fprintf(out, "usage: %s %s\n\n%s\n\noptions:\n", spec->program, spec->usage, spec->about);
-    for (const nf_opt *o = spec->options; o->name; o++) print_option(out, o->name, o->letter, o->value, o->help);
+    for (const nf_opt *o = spec->options; o->name; o++)
+        print_option(out, o->name, o->letter, o->value, o->help);
     print_option(out, "help", 'h', NULL, "print this help and exit");
     print_option(out, "version", 0, NULL, "print the version and exit");
     if (spec->footer) fprintf(out, "\n%s\n", spec->footer);
@@ -53,7 +54,9 @@ static const nf_opt *find_letter(const nf_args_spec *spec, char letter) {
     return NULL;
 }
 
-static int out_of_range(const nf_opt *o, double v) { return (o->min != 0 || o->max != 0) && (v < o->min || v > o->max); }
+static int out_of_range(const nf_opt *o, double v) {
+    return (o->min != 0 || o->max != 0) && (v < o->min || v > o->max);
+}
 
 /* Stores one value. Returns 0, or 2 after printing what is wrong. */
 static int store(const nf_args_spec *spec, const nf_opt *o, const char *value) {
@@ -61,14 +64,19 @@ static int store(const nf_args_spec *spec, const nf_opt *o, const char *value) {
     char *end = NULL;
     errno = 0;
     switch (o->kind) {
-    case NF_OPT_FLAG: *(bool *)o->dst = true; return 0;
-    case NF_OPT_TEXT: *(const char **)o->dst = value; return 0;
+    case NF_OPT_FLAG:
+        *(bool *)o->dst = true;
+        return 0;
+    case NF_OPT_TEXT:
+        *(const char **)o->dst = value;
+        return 0;
     case NF_OPT_INT: {
         long long v = strtoll(value, &end, 10);
         if (errno || end == value || *end)
             return nf_usage_error(spec, "--%s wants a whole number, not '%s'", o->name, value);
         if (out_of_range(o, (double)v))
-            return nf_usage_error(spec, "--%s must be between %.0f and %.0f, not %lld", o->name, o->min, o->max, v);
+            return nf_usage_error(spec, "--%s must be between %.0f and %.0f, not %lld", o->name, o->min,
+                                  o->max, v);
         *(int64_t *)o->dst = v;
         return 0;
     }

@@ -14,11 +14,11 @@
 #include <stdio.h>
 
 typedef enum nf_opt_kind {
-    NF_OPT_FLAG,  /* dst: bool *, set to true */
-    NF_OPT_INT,   /* dst: int64_t *, min..max checked */
-    NF_OPT_REAL,  /* dst: double *, min..max checked, finite */
-    NF_OPT_TEXT,  /* dst: const char **, points into argv */
-    NF_OPT_LIST   /* dst: nf_text_list *, may be given several times */
+    NF_OPT_FLAG, /* dst: bool *, set to true */
+    NF_OPT_INT,  /* dst: int64_t *, min..max checked */
+    NF_OPT_REAL, /* dst: double *, min..max checked, finite */
+    NF_OPT_TEXT, /* dst: const char **, points into argv */
+    NF_OPT_LIST  /* dst: nf_text_list *, may be given several times */
 } nf_opt_kind;
 
 /* Values of a repeatable option, in order. Items point into argv; free the array with free(list.items). */
@@ -28,8 +28,8 @@ typedef struct nf_text_list {
 } nf_text_list;
 
 typedef struct nf_opt {
-    const char *name;  /* long name without dashes; NULL ends the table */
-    char letter;       /* short form or 0 */
+    const char *name; /* long name without dashes; NULL ends the table */
+    char letter;      /* short form or 0 */
     nf_opt_kind kind;
     void *dst;
     const char *value; /* name of the value in --help, e.g. "FILE"; NULL for flags */
@@ -48,9 +48,9 @@ typedef struct nf_args_spec {
 } nf_args_spec;
 
 typedef enum nf_args_result {
-    NF_ARGS_RUN,   /* go on */
-    NF_ARGS_DONE,  /* --help or --version was printed: exit 0 */
-    NF_ARGS_USAGE  /* a message and a hint were printed to stderr: exit 2 */
+    NF_ARGS_RUN,  /* go on */
+    NF_ARGS_DONE, /* --help or --version was printed: exit 0 */
+    NF_ARGS_USAGE /* a message and a hint were printed to stderr: exit 2 */
 } nf_args_result;
 
 /* Parses argv[1..argc). Positional arguments are stored in positional[0..*n_positional) (capacity

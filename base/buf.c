@@ -7,7 +7,8 @@
 #include <string.h>
 
 nf_status nf_buf_reserve(nf_buf *buf, size_t more, nf_error *err) {
-    if (more >= SIZE_MAX - buf->len - 1) return nf_fail(err, NF_ERR_MEMORY, "buffer of %zu bytes is too large", more);
+    if (more >= SIZE_MAX - buf->len - 1)
+        return nf_fail(err, NF_ERR_MEMORY, "buffer of %zu bytes is too large", more);
     size_t need = buf->len + more + 1;
     if (need <= buf->cap) return NF_OK;
     size_t cap = buf->cap ? buf->cap : 64;
@@ -78,7 +79,8 @@ nf_status nf_grow(void **items, size_t *cap, size_t need, size_t size, nf_error 
     if (need <= *cap) return NF_OK;
     size_t n = *cap ? *cap : 8;
     while (n < need) n = n > SIZE_MAX / 2 ? need : n * 2;
-    if (size && n > SIZE_MAX / size) return nf_fail(err, NF_ERR_MEMORY, "array of %zu elements is too large", n);
+    if (size && n > SIZE_MAX / size)
+        return nf_fail(err, NF_ERR_MEMORY, "array of %zu elements is too large", n);
     void *grown = realloc(*items, n * size);
     if (!grown) return nf_fail(err, NF_ERR_MEMORY, "out of memory growing an array to %zu bytes", n * size);
     *items = grown;

@@ -24,7 +24,8 @@ nf_status nf_buf_text(nf_buf *buf, const char *text, nf_error *err);
 /* Appends one byte. */
 nf_status nf_buf_byte(nf_buf *buf, unsigned char byte, nf_error *err);
 /* Appends formatted text. */
-__attribute__((format(printf, 3, 4))) nf_status nf_buf_printf(nf_buf *buf, nf_error *err, const char *format, ...);
+__attribute__((format(printf, 3, 4))) nf_status nf_buf_printf(nf_buf *buf, nf_error *err, const char *format,
+                                                              ...);
 /* Appends little-endian integers. */
 nf_status nf_buf_u32(nf_buf *buf, uint32_t value, nf_error *err);
 nf_status nf_buf_u64(nf_buf *buf, uint64_t value, nf_error *err);

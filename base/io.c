@@ -15,10 +15,12 @@ nf_status nf_pread_full(int fd, void *out, size_t n, uint64_t offset, const char
         ssize_t got = pread(fd, to, n > (1u << 30) ? (1u << 30) : n, (off_t)offset);
         if (got < 0) {
             if (errno == EINTR) continue;
-            return nf_fail_errno(err, errno, "%s: cannot read at offset %llu", name, (unsigned long long)offset);
+            return nf_fail_errno(err, errno, "%s: cannot read at offset %llu", name,
+                                 (unsigned long long)offset);
         }
         if (got == 0)
-            return nf_fail(err, NF_ERR_FORMAT, "%s: the file ends at offset %llu, %zu more bytes were expected", name,
+            return nf_fail(err, NF_ERR_FORMAT,
+                           "%s: the file ends at offset %llu, %zu more bytes were expected", name,
                            (unsigned long long)offset, n);
         to += got;
         n -= (size_t)got;
@@ -27,7 +29,8 @@ nf_status nf_pread_full(int fd, void *out, size_t n, uint64_t offset, const char
     return NF_OK;
 }
 
-nf_status nf_pwrite_full(int fd, const void *bytes, size_t n, uint64_t offset, const char *name, nf_error *err) {
+nf_status nf_pwrite_full(int fd, const void *bytes, size_t n, uint64_t offset, const char *name,
+                         nf_error *err) {
     const char *from = bytes;
     while (n) {
         ssize_t put = pwrite(fd, from, n > (1u << 30) ? (1u << 30) : n, (off_t)offset);
@@ -53,7 +56,8 @@ nf_status nf_read_fd(int fd, const char *name, size_t limit, nf_buf *out, nf_err
         }
         out->len += (size_t)got;
         out->data[out->len] = '\0';
-        if (out->len > limit) return nf_fail(err, NF_ERR_LIMIT, "%s: larger than the limit of %zu bytes", name, limit);
+        if (out->len > limit)
+            return nf_fail(err, NF_ERR_LIMIT, "%s: larger than the limit of %zu bytes", name, limit);
         if (got == 0) return NF_OK;
     }
 }
@@ -68,13 +72,15 @@ nf_status nf_read_file(const char *path, size_t limit, nf_buf *out, nf_error *er
 
 nf_status nf_fsync_parent(const char *path, nf_error *err) {
     const char *slash = strrchr(path, '/');
-    char *dir = slash ? nf_strndup(path, slash == path ? 1 : (size_t)(slash - path), err) : nf_strdup(".", err);
+    char *dir =
+        slash ? nf_strndup(path, slash == path ? 1 : (size_t)(slash - path), err) : nf_strdup(".", err);
     if (!dir) return NF_ERR_MEMORY;
     nf_status status = NF_OK;
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) status = nf_fail_errno(err, errno, "%s: cannot open folder", dir);
     /* Some file systems cannot fsync a folder and say EINVAL; nothing more can be done there. */
-    else if (fsync(fd) && errno != EINVAL) status = nf_fail_errno(err, errno, "%s: cannot sync folder", dir);
+    else if (fsync(fd) && errno != EINVAL)
+        status = nf_fail_errno(err, errno, "%s: cannot sync folder", dir);
     if (fd >= 0) close(fd);
     free(dir);
     return status;
@@ -94,8 +100,10 @@ nf_status nf_write_file_atomic(const char *path, const void *bytes, size_t n, nf
     if (!status && fsync(fd)) status = nf_fail_errno(err, errno, "%s: cannot sync", path);
     if (close(fd) && !status) status = nf_fail_errno(err, errno, "%s: cannot close", path);
     if (!status && rename(temp.data, path)) status = nf_fail_errno(err, errno, "%s: cannot rename", path);
-    if (status) unlink(temp.data);
-    else status = nf_fsync_parent(path, err);
+    if (status)
+        unlink(temp.data);
+    else
+        status = nf_fsync_parent(path, err);
     nf_buf_free(&temp);
     return status;
 }
@@ -108,7 +116,8 @@ nf_status nf_make_dirs(const char *path, nf_error *err) {
         if (*p != '/' && *p != '\0') continue;
         char end = *p;
         *p = '\0';
-        if (mkdir(copy, 0777) && errno != EEXIST) status = nf_fail_errno(err, errno, "%s: cannot create folder", copy);
+        if (mkdir(copy, 0777) && errno != EEXIST)
+            status = nf_fail_errno(err, errno, "%s: cannot create folder", copy);
         *p = end;
         if (!end) break;
     }

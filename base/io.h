@@ -1,4 +1,5 @@
-/* Whole-range file input and output on top of POSIX: short reads and writes, EINTR and limits handled once. */
+/* Whole-range file input and output on top of POSIX: short reads and writes, EINTR and limits handled once.
+ */
 #ifndef NF_BASE_IO_H
 #define NF_BASE_IO_H
 
@@ -10,7 +11,8 @@
 /* Reads exactly n bytes at `offset`. A short file is NF_ERR_FORMAT, with `name` in the message. */
 nf_status nf_pread_full(int fd, void *out, size_t n, uint64_t offset, const char *name, nf_error *err);
 /* Writes exactly n bytes at `offset`. */
-nf_status nf_pwrite_full(int fd, const void *bytes, size_t n, uint64_t offset, const char *name, nf_error *err);
+nf_status nf_pwrite_full(int fd, const void *bytes, size_t n, uint64_t offset, const char *name,
+                         nf_error *err);
 /* Reads a whole regular file, at most `limit` bytes (NF_ERR_LIMIT beyond). The caller frees *out with
  * nf_buf_free. A NUL follows the bytes. */
 nf_status nf_read_file(const char *path, size_t limit, nf_buf *out, nf_error *err);

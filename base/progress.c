@@ -25,9 +25,12 @@ static void format_amount(double amount, const char *unit, char *out, size_t n) 
 
 static void format_eta(double seconds, char *out, size_t n) {
     long s = seconds < 0 || seconds > 360000 ? -1 : (long)(seconds + 0.5);
-    if (s < 0) snprintf(out, n, "--:--");
-    else if (s >= 3600) snprintf(out, n, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
-    else snprintf(out, n, "%ld:%02ld", s / 60, s % 60);
+    if (s < 0)
+        snprintf(out, n, "--:--");
+    else if (s >= 3600)
+        snprintf(out, n, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(out, n, "%ld:%02ld", s / 60, s % 60);
 }
 
 bool nf_progress_bar(void *user, const char *phase, uint64_t done, uint64_t total) {
@@ -57,8 +60,10 @@ bool nf_progress_bar(void *user, const char *phase, uint64_t done, uint64_t tota
         for (int i = 0; i < 30; i++) bar[i] = i < filled ? '#' : '.';
         bar[30] = '\0';
         fprintf(p->out, "\r%-10s [%s] %3d%%  %s / %s  %s/s  ", phase, bar, percent, a, b, r);
-        if (end) fprintf(p->out, "in %.1f s   \n", seconds);
-        else fprintf(p->out, "ETA %s   ", eta);
+        if (end)
+            fprintf(p->out, "in %.1f s   \n", seconds);
+        else
+            fprintf(p->out, "ETA %s   ", eta);
     } else if (end) {
         fprintf(p->out, "%s: %s in %.1f s (%s/s)\n", phase, b, seconds, r);
     } else {

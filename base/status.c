@@ -10,23 +10,38 @@
 #error "NF_VERSION comes from the Makefile"
 #endif
 
-const char *nf_version(void) { return NF_VERSION; }
+const char *nf_version(void) {
+    return NF_VERSION;
+}
 
 const char *nf_status_name(nf_status status) {
     switch (status) {
-    case NF_OK: return "ok";
-    case NF_ERR_ARGUMENT: return "argument";
-    case NF_ERR_IO: return "io";
-    case NF_ERR_NOT_FOUND: return "not_found";
-    case NF_ERR_FORMAT: return "format";
-    case NF_ERR_UNSUPPORTED: return "unsupported";
-    case NF_ERR_MEMORY: return "memory";
-    case NF_ERR_LIMIT: return "limit";
-    case NF_ERR_NO_SPACE: return "no_space";
-    case NF_ERR_BUSY: return "busy";
-    case NF_ERR_NUMERIC: return "numeric";
-    case NF_ERR_CANCELLED: return "cancelled";
-    case NF_ERR_INTERNAL: return "internal";
+    case NF_OK:
+        return "ok";
+    case NF_ERR_ARGUMENT:
+        return "argument";
+    case NF_ERR_IO:
+        return "io";
+    case NF_ERR_NOT_FOUND:
+        return "not_found";
+    case NF_ERR_FORMAT:
+        return "format";
+    case NF_ERR_UNSUPPORTED:
+        return "unsupported";
+    case NF_ERR_MEMORY:
+        return "memory";
+    case NF_ERR_LIMIT:
+        return "limit";
+    case NF_ERR_NO_SPACE:
+        return "no_space";
+    case NF_ERR_BUSY:
+        return "busy";
+    case NF_ERR_NUMERIC:
+        return "numeric";
+    case NF_ERR_CANCELLED:
+        return "cancelled";
+    case NF_ERR_INTERNAL:
+        return "internal";
     }
     return "unknown";
 }
@@ -65,9 +80,12 @@ nf_status nf_fail(nf_error *err, nf_status status, const char *format, ...) {
 
 nf_status nf_fail_errno(nf_error *err, int errno_value, const char *format, ...) {
     nf_status status = NF_ERR_IO;
-    if (errno_value == ENOENT) status = NF_ERR_NOT_FOUND;
-    else if (errno_value == ENOSPC || errno_value == EDQUOT) status = NF_ERR_NO_SPACE;
-    else if (errno_value == ENOMEM) status = NF_ERR_MEMORY;
+    if (errno_value == ENOENT)
+        status = NF_ERR_NOT_FOUND;
+    else if (errno_value == ENOSPC || errno_value == EDQUOT)
+        status = NF_ERR_NO_SPACE;
+    else if (errno_value == ENOMEM)
+        status = NF_ERR_MEMORY;
     if (err) {
         va_list args;
         va_start(args, format);

@@ -47,18 +47,21 @@ NF_API const char *nf_status_name(nf_status status);
 
 /* Fills err (may be NULL) with status and the formatted message, and returns status. The message is cut
  * at NF_ERROR_MESSAGE_MAX - 1 bytes, never inside a UTF-8 sequence. */
-__attribute__((format(printf, 3, 4))) nf_status nf_fail(nf_error *err, nf_status status, const char *format, ...);
+__attribute__((format(printf, 3, 4))) nf_status nf_fail(nf_error *err, nf_status status, const char *format,
+                                                        ...);
 
-/* As nf_fail, with ": " and the text of errno_value appended. The status is chosen from errno_value: ENOENT ->
- * NF_ERR_NOT_FOUND, ENOSPC/EDQUOT -> NF_ERR_NO_SPACE, ENOMEM -> NF_ERR_MEMORY, all else -> NF_ERR_IO. */
-__attribute__((format(printf, 3, 4))) nf_status nf_fail_errno(nf_error *err, int errno_value, const char *format, ...);
+/* As nf_fail, with ": " and the text of errno_value appended. The status is chosen from errno_value: ENOENT
+ * -> NF_ERR_NOT_FOUND, ENOSPC/EDQUOT -> NF_ERR_NO_SPACE, ENOMEM -> NF_ERR_MEMORY, all else -> NF_ERR_IO. */
+__attribute__((format(printf, 3, 4))) nf_status nf_fail_errno(nf_error *err, int errno_value,
+                                                              const char *format, ...);
 
 /* Puts "<formatted>: " in front of the message of err (may be NULL) and returns err's status
  * (NF_ERR_INTERNAL when err is NULL). Use: `return nf_context(err, "layer %d", i);` */
 __attribute__((format(printf, 2, 3))) nf_status nf_context(nf_error *err, const char *format, ...);
 
-/* Reports progress of long work. Called from one thread at a time. `done` of `total` bytes of `phase` ("convert",
- * "verify"); done == total ends the phase. Return false to cancel (the work then fails with NF_ERR_CANCELLED). */
+/* Reports progress of long work. Called from one thread at a time. `done` of `total` bytes of `phase`
+ * ("convert", "verify"); done == total ends the phase. Return false to cancel (the work then fails with
+ * NF_ERR_CANCELLED). */
 typedef bool (*nf_progress_fn)(void *user, const char *phase, uint64_t done, uint64_t total);
 
 /* Version of the program and library, e.g. "0.1.0". */

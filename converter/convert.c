@@ -1,6 +1,6 @@
 /*
- * A conversion from start to end: read the config, find every source before anything is written, reserve objects, convert,
- * store the texts, publish.
+ * A conversion from start to end: read the config, find every source before anything is written, reserve
+ * objects, convert, store the texts, publish.
  */
 #include "converter/convert_internal.h"
 
@@ -19,7 +19,7 @@
 
 #define MAX_TEXT_BYTES (256u << 20)
 
-/* ---- texts of the checkpoint ---------------------------------------------------------------------------------------------- */
+/* ---- texts of the checkpoint ---- */
 
 /* The files beside the weights; text.data is NULL for a file that does not exist. */
 typedef struct checkpoint_texts {
@@ -62,14 +62,16 @@ static const char *token_text(const json_t *v) {
     return json_is_object(v) ? json_string_value(json_object_get(v, "content")) : json_string_value(v);
 }
 
-/* From tokenizer_config.json: the chat template where there is no file of its own, and the special tokens that templates use. */
+/* From tokenizer_config.json: the chat template where there is no file of its own, and the special tokens
+ * that templates use. */
 static nf_status read_tokenizer_config(const char *dir, checkpoint_texts *t, nf_buf *special, nf_error *err) {
     if (!t->tokenizer_config.data) return NF_OK;
     json_error_t where;
     json_t *root = json_loadb(t->tokenizer_config.data, t->tokenizer_config.len, 0, &where);
     if (!json_is_object(root)) {
         json_decref(root);
-        return nf_fail(err, NF_ERR_FORMAT, "%s/tokenizer_config.json: line %d: %s", dir, where.line, where.text);
+        return nf_fail(err, NF_ERR_FORMAT, "%s/tokenizer_config.json: line %d: %s", dir, where.line,
+                       where.text);
     }
     nf_status status = NF_OK;
     const json_t *tmpl = json_object_get(root, "chat_template"), *item;
@@ -87,14 +89,17 @@ static nf_status read_tokenizer_config(const char *dir, checkpoint_texts *t, nf_
         if (token) json_object_set_new(tokens, names[k], json_string(token));
     }
     char *dump = json_dumps(tokens, JSON_COMPACT);
-    if (!status) status = dump ? nf_buf_text(special, dump, err) : nf_fail(err, NF_ERR_MEMORY, "out of memory");
+    if (!status)
+        status = dump ? nf_buf_text(special, dump, err) : nf_fail(err, NF_ERR_MEMORY, "out of memory");
     free(dump);
     json_decref(tokens);
     json_decref(root);
     return status;
 }
 
-/* ---- preparation ---------------------------------------------------------------------------------------------------------- */
+/* ---- preparation
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 static nf_status open_checkpoint(nf_conversion *c, const checkpoint_texts *t, nf_error *err) {
     nf_buf name = {0};
@@ -104,12 +109,15 @@ static nf_status open_checkpoint(nf_conversion *c, const checkpoint_texts *t, nf
     if (!status) status = nf_safetensors_open(c->source_dir, &c->st, err);
     if (!status) status = nf_model_desc_tensors(&c->desc, &c->specs, &c->n_specs, err);
     if (status) return status;
-    c->prefix = nf_safetensors_find(c->st, "model.language_model.embed_tokens.weight") ? "model.language_model." : "model.";
+    c->prefix = nf_safetensors_find(c->st, "model.language_model.embed_tokens.weight")
+                    ? "model.language_model."
+                    : "model.";
     c->used = nf_calloc(nf_safetensors_count(c->st), sizeof *c->used, "tensor marks", err);
     return c->used ? NF_OK : NF_ERR_MEMORY;
 }
 
-/* Finds every source, so that what is missing or misshapen is known before the first byte is written; sums source bytes. */
+/* Finds every source, so that what is missing or misshapen is known before the first byte is written; sums
+ * source bytes. */
 static nf_status find_all(nf_conversion *c, nf_error *err) {
     c->total = 0;
     for (size_t i = 0; i < c->n_specs; i++) {
@@ -144,14 +152,16 @@ static nf_status estimate(const nf_conversion *c, uint64_t *out_bytes, nf_error 
 
 static nf_status check_space(const char *out_path, uint64_t bytes, nf_error *err) {
     const char *slash = strrchr(out_path, '/');
-    char *dir = slash ? nf_strndup(out_path, slash == out_path ? 1 : (size_t)(slash - out_path), err) : nf_strdup(".", err);
+    char *dir = slash ? nf_strndup(out_path, slash == out_path ? 1 : (size_t)(slash - out_path), err)
+                      : nf_strdup(".", err);
     if (!dir) return NF_ERR_MEMORY;
     struct statvfs fs;
     nf_status status = NF_OK;
-    if (statvfs(dir, &fs)) status = nf_fail_errno(err, errno, "%s: cannot write to this folder", dir);
+    if (statvfs(dir, &fs))
+        status = nf_fail_errno(err, errno, "%s: cannot write to this folder", dir);
     else if ((uint64_t)fs.f_bavail * fs.f_frsize < bytes)
-        status = nf_fail(err, NF_ERR_NO_SPACE, "%s: the container needs %.1f MB, only %.1f MB are free there", dir, (double)bytes / 1e6,
-                         (double)fs.f_bavail * (double)fs.f_frsize / 1e6);
+        status = nf_fail(err, NF_ERR_NO_SPACE, "%s: the container needs %.1f MB, only %.1f MB are free there",
+                         dir, (double)bytes / 1e6, (double)fs.f_bavail * (double)fs.f_frsize / 1e6);
     free(dir);
     return status;
 }
@@ -165,11 +175,13 @@ static void free_conversion(nf_conversion *c) {
 }
 
 static void init_conversion(nf_conversion *c, const char *source, const nf_convert_options *options) {
-    *c = (nf_conversion){.source_dir = source, .options = options, .n_threads = options->n_threads > 0 ? options->n_threads : omp_get_num_procs()};
+    *c = (nf_conversion){.source_dir = source,
+                         .options = options,
+                         .n_threads = options->n_threads > 0 ? options->n_threads : omp_get_num_procs()};
     pthread_mutex_init(&c->lock, NULL);
 }
 
-/* ---- texts of the container ----------------------------------------------------------------------------------------------- */
+/* ---- texts of the container ---- */
 
 static nf_status store_texts(nf_conversion *c, const checkpoint_texts *t, nf_error *err) {
     nf_buf blob = {0}, path = {0};
@@ -178,8 +190,8 @@ static nf_status store_texts(nf_conversion *c, const checkpoint_texts *t, nf_err
     nf_tokenizer *tokenizer = NULL;
     if (!status) status = nf_tokenizer_load(blob.data, blob.len, &tokenizer, err);
     if (!status && nf_tokenizer_size(tokenizer) > c->desc.vocab_size)
-        status = nf_fail(err, NF_ERR_FORMAT, "%s has ids up to %zu, but vocab_size in config.json is %u", path.data, nf_tokenizer_size(tokenizer) - 1,
-                         c->desc.vocab_size);
+        status = nf_fail(err, NF_ERR_FORMAT, "%s has ids up to %zu, but vocab_size in config.json is %u",
+                         path.data, nf_tokenizer_size(tokenizer) - 1, c->desc.vocab_size);
     nf_tokenizer_free(tokenizer);
     if (!status) status = nf_writer_add_blob(c->writer, "tokenizer", "tokenizer", blob.data, blob.len, err);
     nf_buf_free(&blob);
@@ -189,7 +201,8 @@ static nf_status store_texts(nf_conversion *c, const checkpoint_texts *t, nf_err
     status = nf_template_parse(t->chat_template.data, t->chat_template.len, &tmpl, err);
     if (status) return nf_context(err, "%s: chat template", c->source_dir);
     nf_template_free(tmpl);
-    return nf_writer_add_blob(c->writer, "chat_template", "tokenizer", t->chat_template.data, t->chat_template.len, err);
+    return nf_writer_add_blob(c->writer, "chat_template", "tokenizer", t->chat_template.data,
+                              t->chat_template.len, err);
 }
 
 /* Last component of a path, without trailing slashes. */
@@ -213,12 +226,14 @@ static nf_status store_sources(nf_conversion *c, nf_error *err) {
     }
     char *text = json_dumps(files, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(files);
-    nf_status status = text ? nf_writer_meta(c->writer, "converter.sources", text, err) : nf_fail(err, NF_ERR_MEMORY, "out of memory");
+    nf_status status = text ? nf_writer_meta(c->writer, "converter.sources", text, err)
+                            : nf_fail(err, NF_ERR_MEMORY, "out of memory");
     free(text);
     return status;
 }
 
-static nf_status store_metadata(nf_conversion *c, const checkpoint_texts *t, const nf_buf *special, nf_error *err) {
+static nf_status store_metadata(nf_conversion *c, const checkpoint_texts *t, const nf_buf *special,
+                                nf_error *err) {
     nf_buf name = {0};
     nf_status status = folder_name(c->source_dir, &name, err);
     const nf_format type = c->options->type;
@@ -226,17 +241,22 @@ static nf_status store_metadata(nf_conversion *c, const checkpoint_texts *t, con
     if (!status) status = nf_writer_meta(c->writer, "model.config", t->config.data, err);
     if (!status) status = nf_writer_meta(c->writer, "model.type", nf_type_get(type.type)->name, err);
     if (!status) status = nf_writer_meta(c->writer, "model.codebook", nf_codebook_name(type.codebook), err);
-    if (!status && t->generation_config.data) status = nf_writer_meta(c->writer, "model.generation_config", t->generation_config.data, err);
-    if (!status && special->data) status = nf_writer_meta(c->writer, "tokenizer.special_tokens", special->data, err);
+    if (!status && t->generation_config.data)
+        status = nf_writer_meta(c->writer, "model.generation_config", t->generation_config.data, err);
+    if (!status && special->data)
+        status = nf_writer_meta(c->writer, "tokenizer.special_tokens", special->data, err);
     if (!status) status = nf_writer_meta(c->writer, "converter.version", nf_version(), err);
     if (!status) status = store_sources(c, err);
     nf_buf_free(&name);
     return status;
 }
 
-/* ---- the conversion --------------------------------------------------------------------------------------------------------- */
+/* ---- the conversion
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
-static nf_status write_all(nf_conversion *c, const checkpoint_texts *t, const nf_buf *special, const char *out_path, nf_error *err) {
+static nf_status write_all(nf_conversion *c, const checkpoint_texts *t, const nf_buf *special,
+                           const char *out_path, nf_error *err) {
     const nf_writer_options options = {.max_part_bytes = c->options->max_part_bytes};
     nf_status status = nf_writer_create(out_path, &options, &c->writer, err);
     if (!status) status = store_metadata(c, t, special, err);
@@ -253,11 +273,13 @@ static nf_status write_all(nf_conversion *c, const checkpoint_texts *t, const nf
         return status;
     }
     status = nf_writer_finish(c->writer, err);
-    if (!status && c->options->progress) c->options->progress(c->options->progress_user, "convert", c->total, c->total);
+    if (!status && c->options->progress)
+        c->options->progress(c->options->progress_user, "convert", c->total, c->total);
     return status;
 }
 
-nf_status nf_convert(const char *source, const char *out_path, const nf_convert_options *options, nf_error *err) {
+nf_status nf_convert(const char *source, const char *out_path, const nf_convert_options *options,
+                     nf_error *err) {
     nf_conversion c;
     checkpoint_texts texts = {0};
     nf_buf special = {0};
@@ -276,7 +298,8 @@ nf_status nf_convert(const char *source, const char *out_path, const nf_convert_
     return status;
 }
 
-nf_status nf_convert_estimate(const char *source, const nf_convert_options *options, uint64_t *source_bytes, uint64_t *out_bytes, nf_error *err) {
+nf_status nf_convert_estimate(const char *source, const nf_convert_options *options, uint64_t *source_bytes,
+                              uint64_t *out_bytes, nf_error *err) {
     nf_conversion c;
     checkpoint_texts texts = {0};
     init_conversion(&c, source, options);

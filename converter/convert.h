@@ -16,16 +16,20 @@ typedef struct nf_convert_options {
     void *note_user;
 } nf_convert_options;
 
-/* Converts the folder `source` (config.json, *.safetensors, tokenizer.json, chat_template.jinja or tokenizer_config.json,
- * generation_config.json) to `out_path`. Nothing exists under that name until the container is whole. Peak memory does
- * not depend on the model's size. Every missing, misshapen or unknown tensor is named with its file.
+/* Converts the folder `source` (config.json, *.safetensors, tokenizer.json, chat_template.jinja or
+ * tokenizer_config.json, generation_config.json) to `out_path`. Nothing exists under that name until the
+ * container is whole. Peak memory does not depend on the model's size. Every missing, misshapen or unknown
+ * tensor is named with its file.
  *
- * Metadata written: "model.config" (config.json as it was), "model.name" (folder name), "model.generation_config" (if
- * present), "model.type" ("c4"), "model.codebook", "converter.version", "converter.sources" (JSON: files, sizes).
- * Blobs: "tokenizer" (compiled), "chat_template" (Jinja text, if any). */
-nf_status nf_convert(const char *source, const char *out_path, const nf_convert_options *options, nf_error *err);
+ * Metadata written: "model.config" (config.json as it was), "model.name" (folder name),
+ * "model.generation_config" (if present), "model.type" ("c4"), "model.codebook", "converter.version",
+ * "converter.sources" (JSON: files, sizes). Blobs: "tokenizer" (compiled), "chat_template" (Jinja text, if
+ * any). */
+nf_status nf_convert(const char *source, const char *out_path, const nf_convert_options *options,
+                     nf_error *err);
 
-/* Bytes of the checkpoint folder's tensors and of the container that conversion would write, from headers alone. */
+/* Bytes of the checkpoint folder's tensors and of the container that conversion would write, from headers
+ * alone. */
 nf_status nf_convert_estimate(const char *source, const nf_convert_options *options, uint64_t *source_bytes,
                               uint64_t *out_bytes, nf_error *err);
 

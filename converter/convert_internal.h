@@ -35,26 +35,31 @@ typedef struct nf_conversion {
     bool cancelled;
 } nf_conversion;
 
-/* ---- sources (sources.c) -------------------------------------------------------------------------------------------------- */
+/* ---- sources (sources.c) ---- */
 
 /* Full name in the checkpoint of a spec's source name (see nf_tensor_spec.source). */
 void nf_source_name(const nf_conversion *c, const char *source, char *out, size_t n);
-/* Finds a tensor with exactly this shape and a float (or block FP8) dtype; marks it and its scales as used. */
-nf_status nf_source_find(nf_conversion *c, const char *name, const uint64_t *shape, uint32_t n_dims, nf_source *out, nf_error *err);
+/* Finds a tensor with exactly this shape and a float (or block FP8) dtype; marks it and its scales as used.
+ */
+nf_status nf_source_find(nf_conversion *c, const char *name, const uint64_t *shape, uint32_t n_dims,
+                         nf_source *out, nf_error *err);
 /* The three matrices of an expert (0 gate, 1 up, 2 down), packed or one by one. */
-nf_status nf_source_expert(nf_conversion *c, const nf_tensor_spec *spec, uint64_t expert, nf_source out[3], nf_error *err);
+nf_status nf_source_expert(nf_conversion *c, const nf_tensor_spec *spec, uint64_t expert, nf_source out[3],
+                           nf_error *err);
 /* Rows first..first+n-1 as f32 [n, cols]; NaN and infinity are errors that name the tensor. */
 nf_status nf_source_rows(const nf_source *s, uint64_t first, uint64_t n, float *out, nf_error *err);
 uint64_t nf_source_bytes(const nf_source *s);
-/* Errors for tensors that nothing used, except those known to belong to parts that are left out (reported as notes). */
+/* Errors for tensors that nothing used, except those known to belong to parts that are left out (reported as
+ * notes). */
 nf_status nf_source_check_unused(nf_conversion *c, nf_error *err);
 
-/* ---- work (convert_tensor.c) ---------------------------------------------------------------------------------------------- */
+/* ---- work (convert_tensor.c) ---- */
 
 /* How a spec is stored by the recipe (docs/container.md, "Default recipe"). */
 nf_format nf_recipe_format(nf_format type, nf_role role);
 /* Fills the object of a spec (without reading anything). */
-nf_status nf_recipe_object(const nf_convert_options *options, const nf_tensor_spec *spec, nf_object *out, nf_error *err);
+nf_status nf_recipe_object(const nf_convert_options *options, const nf_tensor_spec *spec, nf_object *out,
+                           nf_error *err);
 /* Converts one tensor or bank into its reserved object. */
 nf_status nf_convert_spec(nf_conversion *c, const nf_tensor_spec *spec, size_t handle, nf_error *err);
 /* Adds source bytes to the progress; NF_ERR_CANCELLED when the user asked to stop. */

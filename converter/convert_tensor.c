@@ -1,6 +1,6 @@
 /*
- * The recipe, and the work: a tensor or expert bank is read, quantised and written with memory that does not depend on its size.
- * Banks are converted expert by expert in parallel; large matrices in slabs of tiles.
+ * The recipe, and the work: a tensor or expert bank is read, quantised and written with memory that does not
+ * depend on its size. Banks are converted expert by expert in parallel; large matrices in slabs of tiles.
  */
 #include "converter/convert_internal.h"
 
@@ -8,21 +8,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RESIDENT_BYTES (256u << 20) /* of the checkpoint's mapped pages, about; giving them back costs every thread an interrupt */
+#define RESIDENT_BYTES                                                                                       \
+    (256u                                                                                                    \
+     << 20) /* of the checkpoint's mapped pages, about; giving them back costs every thread an interrupt */
 #define SLAB_TILES 256 /* tiles of a dense matrix that are converted before they are written */
 
-/* ---- recipe --------------------------------------------------------------------------------------------------------------- */
+/* ---- recipe
+ * ---------------------------------------------------------------------------------------------------------------
+ */
 
 nf_format nf_recipe_format(nf_format type, nf_role role) {
     switch (role) {
-    case NF_ROLE_BANK: return type;
-    case NF_ROLE_MATRIX: return nf_type_get(type.type)->bits < 8 ? (nf_format){NF_TYPE_I8, NF_CODEBOOK_NONE} : type;
-    default: return (nf_format){NF_TYPE_F32, NF_CODEBOOK_NONE};
+    case NF_ROLE_BANK:
+        return type;
+    case NF_ROLE_MATRIX:
+        return nf_type_get(type.type)->bits < 8 ? (nf_format){NF_TYPE_I8, NF_CODEBOOK_NONE} : type;
+    default:
+        return (nf_format){NF_TYPE_F32, NF_CODEBOOK_NONE};
     }
 }
 
-nf_status nf_recipe_object(const nf_convert_options *options, const nf_tensor_spec *spec, nf_object *out, nf_error *err) {
-    *out = (nf_object){.name = spec->name, .component = spec->component, .format = nf_recipe_format(options->type, spec->role)};
+nf_status nf_recipe_object(const nf_convert_options *options, const nf_tensor_spec *spec, nf_object *out,
+                           nf_error *err) {
+    *out = (nf_object){.name = spec->name,
+                       .component = spec->component,
+                       .format = nf_recipe_format(options->type, spec->role)};
     if (spec->role == NF_ROLE_BANK) {
         const uint64_t I = spec->shape[1], d = spec->shape[2];
         out->kind = NF_OBJECT_BANK;
@@ -50,7 +60,9 @@ nf_status nf_recipe_object(const nf_convert_options *options, const nf_tensor_sp
     return out->bytes ? NF_OK : nf_fail(err, NF_ERR_LIMIT, "tensor '%s' is too large", spec->name);
 }
 
-/* ---- progress ------------------------------------------------------------------------------------------------------------- */
+/* ---- progress
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 void nf_conversion_note(const nf_conversion *c, const char *line) {
     if (c->options->note) c->options->note(c->options->note_user, line);
@@ -66,14 +78,15 @@ nf_status nf_conversion_advance(nf_conversion *c, uint64_t bytes, nf_error *err)
     }
     /* The last byte is reported when the container is published. */
     uint64_t shown = c->done < c->total ? c->done : c->total - 1;
-    if (!c->cancelled && c->options->progress && c->total && !c->options->progress(c->options->progress_user, "convert", shown, c->total))
+    if (!c->cancelled && c->options->progress && c->total &&
+        !c->options->progress(c->options->progress_user, "convert", shown, c->total))
         c->cancelled = true;
     bool stop = c->cancelled;
     pthread_mutex_unlock(&c->lock);
     return stop ? nf_fail(err, NF_ERR_CANCELLED, "the conversion was cancelled") : NF_OK;
 }
 
-/* ---- parallel loops that stop at the first error ---------------------------------------------------------------------------- */
+/* ---- parallel loops that stop at the first error ---- */
 
 typedef struct first_error {
     nf_conversion *c;
@@ -97,22 +110,29 @@ static bool stopped(first_error *f) {
     return stop;
 }
 
-/* ---- one matrix ----------------------------------------------------------------------------------------------------------- */
+/* ---- one matrix
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 /* Converts tile t of a source matrix to `out`; rows: scratch [8, cols]. */
-static nf_status convert_tile(const nf_source *s, nf_format format, uint64_t t, const float *block_scales, float *rows, uint8_t *out, nf_error *err) {
+static nf_status convert_tile(const nf_source *s, nf_format format, uint64_t t, const float *block_scales,
+                              float *rows, uint8_t *out, nf_error *err) {
     uint64_t first = t * NF_TILE_ROWS, n = s->rows - first < NF_TILE_ROWS ? s->rows - first : NF_TILE_ROWS;
     nf_status status = nf_source_rows(s, first, n, rows, err);
     if (status) return status;
     const float *scales = block_scales ? block_scales + first / NF_F8_BLOCK * ((s->cols + 127) / 128) : NULL;
     status = nf_quantise_tile(format, rows, (size_t)s->cols, (size_t)n, (size_t)s->cols, scales, out, err);
-    return status ? nf_context(err, "%s: tensor '%s', rows from %llu", s->weight->file, s->weight->name, (unsigned long long)first) : NF_OK;
+    return status ? nf_context(err, "%s: tensor '%s', rows from %llu", s->weight->file, s->weight->name,
+                               (unsigned long long)first)
+                  : NF_OK;
 }
 
-/* ---- banks ---------------------------------------------------------------------------------------------------------------- */
+/* ---- banks
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
-static nf_status convert_expert(nf_conversion *c, const nf_tensor_spec *spec, const nf_object *bank, uint64_t e, float *rows, uint8_t *blob,
-                                uint64_t *bytes, nf_error *err) {
+static nf_status convert_expert(nf_conversion *c, const nf_tensor_spec *spec, const nf_object *bank,
+                                uint64_t e, float *rows, uint8_t *blob, uint64_t *bytes, nf_error *err) {
     nf_source source[3];
     pthread_mutex_lock(&c->lock); /* `used` marks are shared */
     nf_status status = nf_source_expert(c, spec, e, source, err);
@@ -123,7 +143,8 @@ static nf_status convert_expert(nf_conversion *c, const nf_tensor_spec *spec, co
     for (int m = 0; m < 3 && !status; m++) {
         const nf_bank_matrix *b = &bank->matrix[m];
         for (uint64_t t = 0; t * NF_TILE_ROWS < b->rows && !status; t++)
-            status = convert_tile(&source[m], b->format, t, NULL, rows, blob + b->offset + t * b->tile_stride, err);
+            status = convert_tile(&source[m], b->format, t, NULL, rows, blob + b->offset + t * b->tile_stride,
+                                  err);
         *bytes += nf_source_bytes(&source[m]);
     }
     return status;
@@ -134,7 +155,8 @@ static nf_status convert_bank(nf_conversion *c, const nf_tensor_spec *spec, size
     nf_status status = nf_recipe_object(c->options, spec, &bank, err);
     if (status) return status;
     if (nf_type_get(bank.format.type)->has_block_scales)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "expert banks of type %s are not written", nf_type_get(bank.format.type)->name);
+        return nf_fail(err, NF_ERR_UNSUPPORTED, "expert banks of type %s are not written",
+                       nf_type_get(bank.format.type)->name);
     first_error first = {.c = c, .err = err};
     const size_t widest = (size_t)(spec->shape[1] > spec->shape[2] ? spec->shape[1] : spec->shape[2]);
 #pragma omp parallel num_threads(c->n_threads)
@@ -158,9 +180,10 @@ static nf_status convert_bank(nf_conversion *c, const nf_tensor_spec *spec, size
     return first.status;
 }
 
-/* ---- dense matrices and vectors ------------------------------------------------------------------------------------------- */
+/* ---- dense matrices and vectors ---- */
 
-static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format format, uint64_t first, uint64_t n, uint8_t *out, nf_error *err) {
+static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format format, uint64_t first,
+                              uint64_t n, uint8_t *out, nf_error *err) {
     first_error fail = {.c = c, .err = err};
     const uint64_t tile_bytes = nf_matrix_tile_bytes(format.type, NF_TILE_ROWS, s->cols);
 #pragma omp parallel num_threads(c->n_threads)
@@ -179,10 +202,15 @@ static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format fo
     return fail.status;
 }
 
-static nf_status convert_matrix(nf_conversion *c, const nf_source *s, nf_format format, size_t handle, nf_error *err) {
-    const uint64_t tile_bytes = nf_matrix_tile_bytes(format.type, NF_TILE_ROWS, s->cols), n_tiles = (s->rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS;
-    if (nf_type_get(format.type)->has_block_scales) return nf_fail(err, NF_ERR_UNSUPPORTED, "matrices of type %s are not written", nf_type_get(format.type)->name);
-    uint8_t *slab = nf_alloc((n_tiles < SLAB_TILES ? n_tiles : SLAB_TILES), tile_bytes, "a slab of tiles", err);
+static nf_status convert_matrix(nf_conversion *c, const nf_source *s, nf_format format, size_t handle,
+                                nf_error *err) {
+    const uint64_t tile_bytes = nf_matrix_tile_bytes(format.type, NF_TILE_ROWS, s->cols),
+                   n_tiles = (s->rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS;
+    if (nf_type_get(format.type)->has_block_scales)
+        return nf_fail(err, NF_ERR_UNSUPPORTED, "matrices of type %s are not written",
+                       nf_type_get(format.type)->name);
+    uint8_t *slab =
+        nf_alloc((n_tiles < SLAB_TILES ? n_tiles : SLAB_TILES), tile_bytes, "a slab of tiles", err);
     if (!slab) return NF_ERR_MEMORY;
     nf_status status = NF_OK;
     for (uint64_t t = 0; t < n_tiles && !status; t += SLAB_TILES) {
@@ -190,7 +218,8 @@ static nf_status convert_matrix(nf_conversion *c, const nf_source *s, nf_format 
         uint64_t rows = s->rows - first < n * NF_TILE_ROWS ? s->rows - first : n * NF_TILE_ROWS;
         status = convert_slab(c, s, format, t, n, slab, err);
         if (!status) status = nf_writer_write(c->writer, handle, t * tile_bytes, slab, n * tile_bytes, err);
-        if (!status) status = nf_conversion_advance(c, rows * s->cols * nf_st_dtype_size(s->weight->dtype), err);
+        if (!status)
+            status = nf_conversion_advance(c, rows * s->cols * nf_st_dtype_size(s->weight->dtype), err);
     }
     free(slab);
     return status;
@@ -200,7 +229,8 @@ static nf_status convert_vector(nf_conversion *c, const nf_source *s, size_t han
     float *values = nf_alloc(s->rows, (size_t)s->cols * sizeof *values, "a vector", err);
     if (!values) return NF_ERR_MEMORY;
     nf_status status = nf_source_rows(s, 0, s->rows, values, err);
-    if (!status) status = nf_writer_write(c->writer, handle, 0, values, s->rows * s->cols * sizeof *values, err);
+    if (!status)
+        status = nf_writer_write(c->writer, handle, 0, values, s->rows * s->cols * sizeof *values, err);
     if (!status) status = nf_conversion_advance(c, nf_source_bytes(s), err);
     free(values);
     return status;

@@ -13,8 +13,10 @@ static const char *kind_name(nf_object_kind kind) {
 }
 
 static nf_status type_text(const nf_object *o, char *out, size_t n) {
-    if (o->format.type == NF_TYPE_C4) snprintf(out, n, "c4/%s", nf_codebook_name(o->format.codebook));
-    else snprintf(out, n, "%s", nf_type_get(o->format.type)->name);
+    if (o->format.type == NF_TYPE_C4)
+        snprintf(out, n, "c4/%s", nf_codebook_name(o->format.codebook));
+    else
+        snprintf(out, n, "%s", nf_type_get(o->format.type)->name);
     return NF_OK;
 }
 
@@ -22,13 +24,16 @@ static json_t *object_json(const nf_object *o) {
     char type[32];
     type_text(o, type, sizeof type);
     json_t *shape = json_array(), *segments = json_array();
-    for (uint32_t i = 0; i < o->n_dims; i++) json_array_append_new(shape, json_integer((json_int_t)o->shape[i]));
+    for (uint32_t i = 0; i < o->n_dims; i++)
+        json_array_append_new(shape, json_integer((json_int_t)o->shape[i]));
     for (size_t i = 0; i < o->n_segments; i++)
-        json_array_append_new(segments, json_pack("{s:i, s:I, s:I}", "part", (int)o->segments[i].part, "offset", (json_int_t)o->segments[i].offset,
-                                                  "length", (json_int_t)o->segments[i].length));
-    json_t *out = json_pack("{s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:o}", "name", o->name, "component", o->component, "kind", kind_name(o->kind),
-                            "type", type, "tiled", o->tiled, "shape", shape, "bytes", (json_int_t)o->bytes, "raw_bytes", (json_int_t)o->raw_bytes,
-                            "segments", segments);
+        json_array_append_new(segments, json_pack("{s:i, s:I, s:I}", "part", (int)o->segments[i].part,
+                                                  "offset", (json_int_t)o->segments[i].offset, "length",
+                                                  (json_int_t)o->segments[i].length));
+    json_t *out =
+        json_pack("{s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:o}", "name", o->name, "component", o->component,
+                  "kind", kind_name(o->kind), "type", type, "tiled", o->tiled, "shape", shape, "bytes",
+                  (json_int_t)o->bytes, "raw_bytes", (json_int_t)o->raw_bytes, "segments", segments);
     if (out && o->kind == NF_OBJECT_BANK) {
         json_object_set_new(out, "experts", json_integer((json_int_t)o->n_experts));
         json_object_set_new(out, "expert_stride", json_integer((json_int_t)o->expert_stride));
@@ -42,19 +47,23 @@ static nf_status inspect_json(const nf_container *c, nf_buf *out, nf_error *err)
         const char *path, *id;
         uint64_t length;
         nf_container_part(c, i, &path, &length, &id);
-        json_array_append_new(parts, json_pack("{s:s, s:I, s:s}", "path", path, "length", (json_int_t)length, "id", id));
+        json_array_append_new(
+            parts, json_pack("{s:s, s:I, s:s}", "path", path, "length", (json_int_t)length, "id", id));
     }
-    for (size_t i = 0; i < nf_container_object_count(c); i++) json_array_append_new(objects, object_json(nf_container_object(c, i)));
+    for (size_t i = 0; i < nf_container_object_count(c); i++)
+        json_array_append_new(objects, object_json(nf_container_object(c, i)));
     for (size_t i = 0; i < nf_container_meta_count(c); i++) {
         const char *key, *value;
         nf_container_meta_at(c, i, &key, &value);
         json_object_set_new(meta, key, json_string(value));
     }
-    json_t *root = json_pack("{s:s, s:s, s:I, s:o, s:o, s:o}", "path", nf_container_path(c), "uuid", nf_container_uuid(c), "generation",
-                             (json_int_t)nf_container_generation(c), "parts", parts, "metadata", meta, "objects", objects);
+    json_t *root = json_pack("{s:s, s:s, s:I, s:o, s:o, s:o}", "path", nf_container_path(c), "uuid",
+                             nf_container_uuid(c), "generation", (json_int_t)nf_container_generation(c),
+                             "parts", parts, "metadata", meta, "objects", objects);
     char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
-    nf_status status = text ? nf_buf_printf(out, err, "%s\n", text) : nf_fail(err, NF_ERR_MEMORY, "out of memory");
+    nf_status status =
+        text ? nf_buf_printf(out, err, "%s\n", text) : nf_fail(err, NF_ERR_MEMORY, "out of memory");
     free(text);
     return status;
 }
@@ -71,16 +80,19 @@ static nf_status component_lines(const nf_container *c, nf_buf *out, nf_error *e
         uint64_t bytes = 0;
         size_t count = 0;
         for (size_t k = i; k < n; k++)
-            if (!strcmp(nf_container_object(c, k)->component, name)) bytes += nf_container_object(c, k)->bytes, count++;
-        status = nf_buf_printf(out, err, "component %-10s %6zu objects %14llu bytes\n", name, count, (unsigned long long)bytes);
+            if (!strcmp(nf_container_object(c, k)->component, name))
+                bytes += nf_container_object(c, k)->bytes, count++;
+        status = nf_buf_printf(out, err, "component %-10s %6zu objects %14llu bytes\n", name, count,
+                               (unsigned long long)bytes);
     }
     return status;
 }
 
 static nf_status inspect_text(const nf_container *c, nf_buf *out, nf_error *err) {
     const char *name = nf_container_meta(c, "model.name"), *type = nf_container_meta(c, "model.type");
-    nf_status status = nf_buf_printf(out, err, "model      %s, type %s\nset id     %s, generation %llu\n", name ? name : "?", type ? type : "?",
-                                     nf_container_uuid(c), (unsigned long long)nf_container_generation(c));
+    nf_status status = nf_buf_printf(out, err, "model      %s, type %s\nset id     %s, generation %llu\n",
+                                     name ? name : "?", type ? type : "?", nf_container_uuid(c),
+                                     (unsigned long long)nf_container_generation(c));
     uint64_t total = 0;
     for (size_t i = 0; i < nf_container_part_count(c) && !status; i++) {
         const char *path, *id;
@@ -95,11 +107,14 @@ static nf_status inspect_text(const nf_container *c, nf_buf *out, nf_error *err)
         char type_name[32], shape[160] = "";
         type_text(o, type_name, sizeof type_name);
         for (uint32_t k = 0; k < o->n_dims; k++)
-            snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%llu", k ? " x " : "", (unsigned long long)o->shape[k]);
-        status = nf_buf_printf(out, err, "%-7s %-52s %-10s %-22s %12llu bytes\n", kind_name(o->kind), o->name, type_name, shape, (unsigned long long)o->bytes);
+            snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%llu", k ? " x " : "",
+                     (unsigned long long)o->shape[k]);
+        status = nf_buf_printf(out, err, "%-7s %-52s %-10s %-22s %12llu bytes\n", kind_name(o->kind), o->name,
+                               type_name, shape, (unsigned long long)o->bytes);
     }
-    if (!status) status = nf_buf_printf(out, err, "total      %llu bytes in %zu part%s\n", (unsigned long long)total, nf_container_part_count(c),
-                                        nf_container_part_count(c) > 1 ? "s" : "");
+    if (!status)
+        status = nf_buf_printf(out, err, "total      %llu bytes in %zu part%s\n", (unsigned long long)total,
+                               nf_container_part_count(c), nf_container_part_count(c) > 1 ? "s" : "");
     return status;
 }
 

@@ -17,7 +17,8 @@ static void on_interrupt(int signal_number) {
     interrupted = 1;
 }
 
-/* Ctrl-C and a polite kill stop the work between two pieces, so that temporary files are removed. A second one kills. */
+/* Ctrl-C and a polite kill stop the work between two pieces, so that temporary files are removed. A second
+ * one kills. */
 static void catch_interrupts(void) {
     struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
     sigaction(SIGINT, &action, NULL);
@@ -39,33 +40,63 @@ static int convert_main(int argc, char **argv) {
     double max_gb = 0;
     int64_t threads = 0;
     bool codebook_given = false;
-    const nf_opt options[] = {
-        {.name = "type", .letter = 't', .kind = NF_OPT_TEXT, .dst = &type, .value = "TYPE",
-         .help = "storage of the experts: c4 (4 bits, default), i8, bf16, f16 or\nf32; dense matrices get i8 when TYPE is smaller, else TYPE"},
-        {.name = "codebook", .kind = NF_OPT_TEXT, .dst = &codebook, .value = "NAME", .given = &codebook_given,
-         .help = "values of c4: linear (default) or nl (non-linear: a little\nmore exact, a little slower on the CPU)"},
-        {.name = "max-file-gb", .kind = NF_OPT_REAL, .dst = &max_gb, .value = "X", .min = 0.0001, .max = 1e6,
-         .help = "largest part in GB of 10^9 bytes (default 32)"},
-        {.name = "threads", .kind = NF_OPT_INT, .dst = &threads, .value = "N", .min = 1, .max = 1024, .help = "threads (default: all)"},
-        {0}};
+    const nf_opt options[] = {{.name = "type",
+                               .letter = 't',
+                               .kind = NF_OPT_TEXT,
+                               .dst = &type,
+                               .value = "TYPE",
+                               .help = "storage of the experts: c4 (4 bits, default), i8, bf16, f16 or\nf32; "
+                                       "dense matrices get i8 when TYPE is smaller, else TYPE"},
+                              {.name = "codebook",
+                               .kind = NF_OPT_TEXT,
+                               .dst = &codebook,
+                               .value = "NAME",
+                               .given = &codebook_given,
+                               .help = "values of c4: linear (default) or nl (non-linear: a little\nmore "
+                                       "exact, a little slower on the CPU)"},
+                              {.name = "max-file-gb",
+                               .kind = NF_OPT_REAL,
+                               .dst = &max_gb,
+                               .value = "X",
+                               .min = 0.0001,
+                               .max = 1e6,
+                               .help = "largest part in GB of 10^9 bytes (default 32)"},
+                              {.name = "threads",
+                               .kind = NF_OPT_INT,
+                               .dst = &threads,
+                               .value = "N",
+                               .min = 1,
+                               .max = 1024,
+                               .help = "threads (default: all)"},
+                              {0}};
     const nf_args_spec spec = {
-        .program = "ninfer-convert", .usage = "SRC_DIR OUT.ninfer [options]",
-        .about = "Converts a checkpoint folder (config.json, *.safetensors, tokenizer.json) to a\n.ninfer container. Nothing exists under the output's name until it is whole.\n\n"
+        .program = "ninfer-convert",
+        .usage = "SRC_DIR OUT.ninfer [options]",
+        .about = "Converts a checkpoint folder (config.json, *.safetensors, tokenizer.json) to a\n.ninfer "
+                 "container. Nothing exists under the output's name until it is whole.\n\n"
                  "other uses:\n  ninfer-convert inspect FILE.ninfer [--json]    what a container holds\n"
                  "  ninfer-convert verify FILE.ninfer              check every byte of it",
-        .options = options, .footer = "example:\n  ninfer-convert models/tiny-moe tiny-moe.ninfer --type c4", .min_positional = 2, .max_positional = 2};
+        .options = options,
+        .footer = "example:\n  ninfer-convert models/tiny-moe tiny-moe.ninfer --type c4",
+        .min_positional = 2,
+        .max_positional = 2};
     size_t n;
     nf_args_result parsed = nf_args_parse(&spec, argc, argv, positional, &n);
     if (parsed != NF_ARGS_RUN) return parsed == NF_ARGS_DONE ? 0 : 2;
     nf_progress bar = {.out = stderr, .cancel = &interrupted};
-    nf_convert_options o = {.max_part_bytes = (uint64_t)(max_gb * 1e9), .n_threads = (int)threads, .progress = nf_progress_bar,
-                            .progress_user = &bar, .note = print_note};
+    nf_convert_options o = {.max_part_bytes = (uint64_t)(max_gb * 1e9),
+                            .n_threads = (int)threads,
+                            .progress = nf_progress_bar,
+                            .progress_user = &bar,
+                            .note = print_note};
     if (!nf_type_by_name(type, &o.type.type) || o.type.type == NF_TYPE_U8 || o.type.type == NF_TYPE_F8)
         return nf_usage_error(&spec, "--type must be c4, i8, bf16, f16 or f32, not '%s'", type);
     if (strcmp(codebook, "linear") != 0 && strcmp(codebook, "nl") != 0)
         return nf_usage_error(&spec, "--codebook must be linear or nl, not '%s'", codebook);
-    if (codebook_given && o.type.type != NF_TYPE_C4) return nf_usage_error(&spec, "--codebook goes with --type c4");
-    if (o.type.type == NF_TYPE_C4) o.type.codebook = strcmp(codebook, "nl") ? NF_CODEBOOK_LINEAR : NF_CODEBOOK_NL;
+    if (codebook_given && o.type.type != NF_TYPE_C4)
+        return nf_usage_error(&spec, "--codebook goes with --type c4");
+    if (o.type.type == NF_TYPE_C4)
+        o.type.codebook = strcmp(codebook, "nl") ? NF_CODEBOOK_LINEAR : NF_CODEBOOK_NL;
     catch_interrupts();
     nf_error err = {0};
     if (nf_convert(positional[0], positional[1], &o, &err)) {
@@ -80,10 +111,15 @@ static int inspect_main(int argc, char **argv) {
     bool json = false;
     const char *path;
     size_t n;
-    const nf_opt options[] = {{.name = "json", .kind = NF_OPT_FLAG, .dst = &json, .help = "everything, as one JSON object"}, {0}};
-    const nf_args_spec spec = {.program = "ninfer-convert inspect", .usage = "FILE.ninfer [--json]",
-                               .about = "Prints what a container holds. Heads, directory and blobs are checked.", .options = options,
-                               .min_positional = 1, .max_positional = 1};
+    const nf_opt options[] = {
+        {.name = "json", .kind = NF_OPT_FLAG, .dst = &json, .help = "everything, as one JSON object"}, {0}};
+    const nf_args_spec spec = {.program = "ninfer-convert inspect",
+                               .usage = "FILE.ninfer [--json]",
+                               .about =
+                                   "Prints what a container holds. Heads, directory and blobs are checked.",
+                               .options = options,
+                               .min_positional = 1,
+                               .max_positional = 1};
     nf_args_result parsed = nf_args_parse(&spec, argc, argv, &path, &n);
     if (parsed != NF_ARGS_RUN) return parsed == NF_ARGS_DONE ? 0 : 2;
     nf_buf out = {0};
@@ -107,17 +143,28 @@ static int verify_main(int argc, char **argv) {
     int64_t threads = 0;
     const char *path;
     size_t n;
-    const nf_opt options[] = {
-        {.name = "threads", .kind = NF_OPT_INT, .dst = &threads, .value = "N", .min = 1, .max = 1024, .help = "threads (default: all)"}, {0}};
-    const nf_args_spec spec = {.program = "ninfer-convert verify", .usage = "FILE.ninfer [--threads N]",
-                               .about = "Checks every byte of a container and its parts: heads, directory, every checksum,\nall padding. Exit status 1 when anything is wrong.",
-                               .options = options, .min_positional = 1, .max_positional = 1};
+    const nf_opt options[] = {{.name = "threads",
+                               .kind = NF_OPT_INT,
+                               .dst = &threads,
+                               .value = "N",
+                               .min = 1,
+                               .max = 1024,
+                               .help = "threads (default: all)"},
+                              {0}};
+    const nf_args_spec spec = {.program = "ninfer-convert verify",
+                               .usage = "FILE.ninfer [--threads N]",
+                               .about = "Checks every byte of a container and its parts: heads, directory, "
+                                        "every checksum,\nall padding. Exit status 1 when anything is wrong.",
+                               .options = options,
+                               .min_positional = 1,
+                               .max_positional = 1};
     nf_args_result parsed = nf_args_parse(&spec, argc, argv, &path, &n);
     if (parsed != NF_ARGS_RUN) return parsed == NF_ARGS_DONE ? 0 : 2;
     catch_interrupts();
     nf_progress bar = {.out = stderr, .cancel = &interrupted};
     nf_error err = {0};
-    nf_status status = nf_container_verify(path, (int)threads, print_finding, NULL, nf_progress_bar, &bar, &err);
+    nf_status status =
+        nf_container_verify(path, (int)threads, print_finding, NULL, nf_progress_bar, &bar, &err);
     if (status == NF_ERR_CANCELLED) return fail(spec.program, &err);
     printf("%s: %s\n", path, status ? "DAMAGED" : "ok");
     return status ? 1 : 0;

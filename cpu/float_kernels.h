@@ -1,6 +1,6 @@
 /*
- * Float kernels over vec8: included by one file for each instruction-set level (and by nothing else), after vec8.h.
- * The order of every sum is part of the contracts (docs/arithmetic.md).
+ * Float kernels over vec8: included by one file for each instruction-set level (and by nothing else), after
+ * vec8.h. The order of every sum is part of the contracts (docs/arithmetic.md).
  */
 #ifndef NF_CPU_FLOAT_KERNELS_H
 #define NF_CPU_FLOAT_KERNELS_H
@@ -38,27 +38,29 @@ static float k_exp(float x) {
 }
 
 /* Runs `body` for whole vectors and once more for the tail; a, b are input vectors, y is stored. */
-#define NF_ELEMENTWISE(n, out, setup, expression)                                                                     \
-    do {                                                                                                               \
-        size_t i = 0;                                                                                                  \
-        for (; i + 8 <= (n); i += 8) {                                                                                 \
-            const size_t left = 8;                                                                                     \
-            setup;                                                                                                     \
-            (void)left;                                                                                                \
-            v8_store((out) + i, expression);                                                                           \
-        }                                                                                                              \
-        if (i < (n)) {                                                                                                 \
-            const size_t left = (n)-i;                                                                                 \
-            setup;                                                                                                     \
-            v8_store_n((out) + i, left, expression);                                                                   \
-        }                                                                                                              \
+#define NF_ELEMENTWISE(n, out, setup, expression)                                                            \
+    do {                                                                                                     \
+        size_t i = 0;                                                                                        \
+        for (; i + 8 <= (n); i += 8) {                                                                       \
+            const size_t left = 8;                                                                           \
+            setup;                                                                                           \
+            (void)left;                                                                                      \
+            v8_store((out) + i, expression);                                                                 \
+        }                                                                                                    \
+        if (i < (n)) {                                                                                       \
+            const size_t left = (n)-i;                                                                       \
+            setup;                                                                                           \
+            v8_store_n((out) + i, left, expression);                                                         \
+        }                                                                                                    \
     } while (0)
 #define NF_IN(p) (left == 8 ? v8_load((p) + i) : v8_load_n((p) + i, left, 0.0f))
 
 static void k_scale_rows(const float *x, float s, const float *w, float *y, size_t n) {
     vec8 vs = v8_set(s);
-    if (w) NF_ELEMENTWISE(n, y, vec8 a = v8_mul(NF_IN(x), vs); vec8 b = NF_IN(w), v8_mul(a, b));
-    else NF_ELEMENTWISE(n, y, vec8 a = NF_IN(x), v8_mul(a, vs));
+    if (w)
+        NF_ELEMENTWISE(n, y, vec8 a = v8_mul(NF_IN(x), vs); vec8 b = NF_IN(w), v8_mul(a, b));
+    else
+        NF_ELEMENTWISE(n, y, vec8 a = NF_IN(x), v8_mul(a, vs));
 }
 
 static void k_silu_mul(const float *gate, const float *up, float *y, size_t n) {
@@ -98,7 +100,8 @@ static float k_softmax_parts(const float *x, float *p, size_t n, float *max) {
     return v8_sum(sum);
 }
 
-static void k_conv_silu(const float *const *rows, const float *w, size_t w_stride, size_t taps, float *y, size_t n) {
+static void k_conv_silu(const float *const *rows, const float *w, size_t w_stride, size_t taps, float *y,
+                        size_t n) {
     for (size_t i = 0; i < n; i += 8) {
         const size_t left = n - i < 8 ? n - i : 8;
         vec8 acc = v8_zero();
@@ -108,19 +111,20 @@ static void k_conv_silu(const float *const *rows, const float *w, size_t w_strid
 }
 
 /* Adds p[j] * v[j] over n keys to 8 * NV columns held in registers. */
-#define NF_ATTENTION_COLUMNS(NV)                                                                                      \
-    for (; c + 8 * (NV) <= dim; c += 8 * (NV)) {                                                                       \
-        vec8 sum_v[NV];                                                                                                \
-        for (int i = 0; i < (NV); i++) sum_v[i] = v8_zero();                                                           \
-        for (size_t j = 0; j < n; j++) {                                                                               \
-            vec8 p = v8_set(scores[j]);                                                                                \
-            for (int i = 0; i < (NV); i++) sum_v[i] = v8_fma(p, v8_load(v + j * stride + c + 8 * (size_t)i), sum_v[i]); \
-        }                                                                                                              \
-        for (int i = 0; i < (NV); i++) v8_store(acc + c + 8 * (size_t)i, sum_v[i]);                                    \
+#define NF_ATTENTION_COLUMNS(NV)                                                                             \
+    for (; c + 8 * (NV) <= dim; c += 8 * (NV)) {                                                             \
+        vec8 sum_v[NV];                                                                                      \
+        for (int i = 0; i < (NV); i++) sum_v[i] = v8_zero();                                                 \
+        for (size_t j = 0; j < n; j++) {                                                                     \
+            vec8 p = v8_set(scores[j]);                                                                      \
+            for (int i = 0; i < (NV); i++)                                                                   \
+                sum_v[i] = v8_fma(p, v8_load(v + j * stride + c + 8 * (size_t)i), sum_v[i]);                 \
+        }                                                                                                    \
+        for (int i = 0; i < (NV); i++) v8_store(acc + c + 8 * (size_t)i, sum_v[i]);                          \
     }
 
-static nf_attention_part k_attention_block(const float *q, const float *k, const float *v, size_t stride, size_t n,
-                                           size_t dim, float scale, float *acc, float *scores) {
+static nf_attention_part k_attention_block(const float *q, const float *k, const float *v, size_t stride,
+                                           size_t n, size_t dim, float scale, float *acc, float *scores) {
     nf_attention_part part;
     for (size_t j = 0; j < n; j++) scores[j] = k_dot(q, k + j * stride, dim) * scale;
     part.sum = k_softmax_parts(scores, scores, n, &part.max);
@@ -137,9 +141,9 @@ static nf_attention_part k_attention_block(const float *q, const float *k, const
 
 /* NV vectors of 8 columns; the last one has `last` live columns. */
 static inline void delta_columns(int nv, size_t last, float *s, size_t s_stride, size_t dk, size_t n_tokens,
-                                 const float *q, const float *k, size_t qk_stride, const float *v, size_t v_stride,
-                                 const float *decay, const float *beta, size_t gate_stride, float *o,
-                                 size_t o_stride) {
+                                 const float *q, const float *k, size_t qk_stride, const float *v,
+                                 size_t v_stride, const float *decay, const float *beta, size_t gate_stride,
+                                 float *o, size_t o_stride) {
     for (size_t t = 0; t < n_tokens; t++) {
         const float *kt = k + t * qk_stride, *qt = q + t * qk_stride;
         vec8 g = v8_set(decay[t * gate_stride]), b = v8_set(beta[t * gate_stride]), u[4], out[4];
@@ -168,20 +172,22 @@ static inline void delta_columns(int nv, size_t last, float *s, size_t s_stride,
                 out[c] = v8_fma(row, qi, out[c]);
             }
         }
-        for (int c = 0; c < nv; c++) v8_store_n(o + t * o_stride + 8 * (size_t)c, c + 1 == nv ? last : 8, out[c]);
+        for (int c = 0; c < nv; c++)
+            v8_store_n(o + t * o_stride + 8 * (size_t)c, c + 1 == nv ? last : 8, out[c]);
     }
 }
 
-/* s_stride is a multiple of 8 and the columns beyond n_cols up to it are zero padding, so whole vectors of S may be read
- * and written. */
+/* s_stride is a multiple of 8 and the columns beyond n_cols up to it are zero padding, so whole vectors of S
+ * may be read and written. */
 static void k_delta_rule(float *s, size_t s_stride, size_t dk, size_t n_cols, size_t n_tokens, const float *q,
-                         const float *k, size_t qk_stride, const float *v, size_t v_stride, const float *decay,
-                         const float *beta, size_t gate_stride, float *o, size_t o_stride) {
+                         const float *k, size_t qk_stride, const float *v, size_t v_stride,
+                         const float *decay, const float *beta, size_t gate_stride, float *o,
+                         size_t o_stride) {
     size_t last = n_cols % 8 ? n_cols % 8 : 8;
-#define NF_DELTA(NV)                                                                                                   \
-    case NV:                                                                                                           \
-        delta_columns(NV, last, s, s_stride, dk, n_tokens, q, k, qk_stride, v, v_stride, decay, beta, gate_stride, o,  \
-                      o_stride);                                                                                       \
+#define NF_DELTA(NV)                                                                                         \
+    case NV:                                                                                                 \
+        delta_columns(NV, last, s, s_stride, dk, n_tokens, q, k, qk_stride, v, v_stride, decay, beta,        \
+                      gate_stride, o, o_stride);                                                             \
         break
     switch ((n_cols + 7) / 8) {
         NF_DELTA(1);
@@ -192,7 +198,7 @@ static void k_delta_rule(float *s, size_t s_stride, size_t dk, size_t n_cols, si
 #undef NF_DELTA
 }
 
-/* ---- float matrices in tile layout -------------------------------------------------------------------------------- */
+/* ---- float matrices in tile layout ---- */
 
 /* Widens 8 elements of row r at column c of a block. */
 static inline vec8 load_elements(nf_type type, const uint8_t *block, size_t r, size_t c, const float *e4m3) {
@@ -220,10 +226,12 @@ static inline vec8 load_elements(nf_type type, const uint8_t *block, size_t r, s
 }
 
 /* Lanes that lane_tree reads when `groups` groups were added. */
-static inline size_t lanes_in_use(size_t groups) { return groups <= 8 ? 8 : groups <= 16 ? 16 : 32; }
+static inline size_t lanes_in_use(size_t groups) {
+    return groups <= 8 ? 8 : groups <= 16 ? 16 : 32;
+}
 
-/* Adds the 32 lanes of acc by the tree 16, 8, 4, 2, 1. Lanes from n_used on are +0, so levels that only add them are
- * replaced by one addition of +0 (which turns -0 into +0 as they would). */
+/* Adds the 32 lanes of acc by the tree 16, 8, 4, 2, 1. Lanes from n_used on are +0, so levels that only add
+ * them are replaced by one addition of +0 (which turns -0 into +0 as they would). */
 static inline vec8 lane_tree(vec8 *acc, size_t n_used) {
     int top = 16;
     while (top && (size_t)top >= n_used) top /= 2;
@@ -233,13 +241,13 @@ static inline vec8 lane_tree(vec8 *acc, size_t n_used) {
 }
 
 /* Contract A step 4 for n (1..4) input rows; one block is widened and transposed once for all of them. */
-static inline void float_tile(nf_type type, const nf_weights *w, size_t tile, const nf_rows *in, const uint32_t *index,
-                              size_t n, float *out, const float *e4m3) {
+static inline void float_tile(nf_type type, const nf_weights *w, size_t tile, const nf_rows *in,
+                              const uint32_t *index, size_t n, float *out, const float *e4m3) {
     const size_t groups = in->kp / NF_GROUP, block_bytes = nf_type_get(type)->block_bytes;
     const uint8_t *block = w->tiles + tile * w->tile_stride;
-    const float *scales = type == NF_TYPE_F8
-                              ? w->block_scales + tile * NF_TILE_ROWS / NF_F8_BLOCK * ((w->cols + 127) / NF_F8_BLOCK)
-                              : NULL;
+    const float *scales = type == NF_TYPE_F8 ? w->block_scales + tile * NF_TILE_ROWS / NF_F8_BLOCK *
+                                                                     ((w->cols + 127) / NF_F8_BLOCK)
+                                             : NULL;
     vec8 acc[4][32];
     const float *x[4];
     for (size_t j = 0; j < n; j++) {
@@ -253,11 +261,13 @@ static inline void float_tile(nf_type type, const nf_weights *w, size_t tile, co
             for (size_t r = 0; r < 8; r++) col[r] = load_elements(type, block, r, c, e4m3);
             v8_transpose(col);
             for (size_t j = 0; j < n; j++)
-                for (size_t i = 0; i < 8; i++) p[j] = v8_fma(col[i], v8_set(x[j][g * NF_GROUP + c + i]), p[j]);
+                for (size_t i = 0; i < 8; i++)
+                    p[j] = v8_fma(col[i], v8_set(x[j][g * NF_GROUP + c + i]), p[j]);
         }
         for (size_t j = 0; j < n; j++) {
             vec8 *a = &acc[j][g % 32];
-            *a = type == NF_TYPE_F8 ? v8_fma(v8_set(scales[g * NF_GROUP / NF_F8_BLOCK]), p[j], *a) : v8_add(*a, p[j]);
+            *a = type == NF_TYPE_F8 ? v8_fma(v8_set(scales[g * NF_GROUP / NF_F8_BLOCK]), p[j], *a)
+                                    : v8_add(*a, p[j]);
         }
     }
     for (size_t j = 0; j < n; j++) v8_store(out + 8 * j, lane_tree(acc[j], groups));
@@ -283,10 +293,18 @@ static void k_float_tile(const nf_weights *w, size_t tile, const nf_rows *in, co
         if (!index) part.x += j * in->kp;
         const uint32_t *at = index ? index + j : NULL;
         switch (w->format.type) {
-        case NF_TYPE_F32: float_tile(NF_TYPE_F32, w, tile, &part, at, m, out + 8 * j, e4m3); break;
-        case NF_TYPE_F16: float_tile(NF_TYPE_F16, w, tile, &part, at, m, out + 8 * j, e4m3); break;
-        case NF_TYPE_BF16: float_tile(NF_TYPE_BF16, w, tile, &part, at, m, out + 8 * j, e4m3); break;
-        default: float_tile(NF_TYPE_F8, w, tile, &part, at, m, out + 8 * j, e4m3); break;
+        case NF_TYPE_F32:
+            float_tile(NF_TYPE_F32, w, tile, &part, at, m, out + 8 * j, e4m3);
+            break;
+        case NF_TYPE_F16:
+            float_tile(NF_TYPE_F16, w, tile, &part, at, m, out + 8 * j, e4m3);
+            break;
+        case NF_TYPE_BF16:
+            float_tile(NF_TYPE_BF16, w, tile, &part, at, m, out + 8 * j, e4m3);
+            break;
+        default:
+            float_tile(NF_TYPE_F8, w, tile, &part, at, m, out + 8 * j, e4m3);
+            break;
         }
     }
 }

@@ -1,7 +1,7 @@
 /*
- * CPU kernels: one table of functions for each instruction-set level, chosen once. Every level gives the same bytes
- * (docs/arithmetic.md); kernels_portable.c is the oracle. Kernels know matrices, rows and heads; they know nothing of
- * models, files or threads.
+ * CPU kernels: one table of functions for each instruction-set level, chosen once. Every level gives the same
+ * bytes (docs/arithmetic.md); kernels_portable.c is the oracle. Kernels know matrices, rows and heads; they
+ * know nothing of models, files or threads.
  */
 #ifndef NF_CPU_KERNELS_H
 #define NF_CPU_KERNELS_H
@@ -21,18 +21,19 @@ typedef struct nf_weights {
     nf_format format;
     size_t rows, cols;
     const uint8_t *tiles;
-    size_t tile_stride;        /* bytes from one tile of 8 rows to the next (gate and up tiles alternate in a bank) */
+    size_t
+        tile_stride; /* bytes from one tile of 8 rows to the next (gate and up tiles alternate in a bank) */
     const float *block_scales; /* f8 only: [ceil(rows/128), ceil(cols/128)] */
 } nf_weights;
 
-/* Input rows of a matrix product. `kp` is k rounded up to 32; what lies between is zero. Integer-dot matrices read q,
- * scale and sum (contract A, step 1), float matrices read x. */
+/* Input rows of a matrix product. `kp` is k rounded up to 32; what lies between is zero. Integer-dot matrices
+ * read q, scale and sum (contract A, step 1), float matrices read x. */
 typedef struct nf_rows {
     size_t k, kp;
-    float *x;       /* [m, kp] */
-    int8_t *q;      /* [m, kp] */
-    float *scale;   /* [m, kp/32] */
-    int32_t *sum;   /* [m, kp/32]: sum of q over the group */
+    float *x;     /* [m, kp] */
+    int8_t *q;    /* [m, kp] */
+    float *scale; /* [m, kp/32] */
+    int32_t *sum; /* [m, kp/32]: sum of q over the group */
 } nf_rows;
 
 /* One query head against one block of keys: a part of softmax(q K^T) V, see attention_block. */
@@ -43,13 +44,14 @@ typedef struct nf_attention_part {
 typedef struct nf_kernels {
     const char *name;
 
-    /* Quantises one row x [kp] to q [kp], scale [kp/32], sum [kp/32]. Returns false when x holds a NaN or infinity
-     * (the outputs are then unspecified). */
+    /* Quantises one row x [kp] to q [kp], scale [kp/32], sum [kp/32]. Returns false when x holds a NaN or
+     * infinity (the outputs are then unspecified). */
     bool (*quantise_row)(const float *x, size_t kp, int8_t *q, float *scale, int32_t *sum);
 
-    /* Output elements 8 tile .. 8 tile + 7 of n input rows: out[8 j + i] = w[8 tile + i] . in[index ? index[j] : j].
-     * Reads the tile once for up to 4 rows. out [n, 8]. */
-    void (*tile)(const nf_weights *w, size_t tile, const nf_rows *in, const uint32_t *index, size_t n, float *out);
+    /* Output elements 8 tile .. 8 tile + 7 of n input rows: out[8 j + i] = w[8 tile + i] . in[index ?
+     * index[j] : j]. Reads the tile once for up to 4 rows. out [n, 8]. */
+    void (*tile)(const nf_weights *w, size_t tile, const nf_rows *in, const uint32_t *index, size_t n,
+                 float *out);
 
     /* sum of x[i]^2 in 8 lanes (i mod 8), tree 4, 2, 1. */
     float (*sum_squares)(const float *x, size_t n);
@@ -71,24 +73,26 @@ typedef struct nf_kernels {
     float (*softmax_parts)(const float *x, float *p, size_t n, float *max);
     /* Depthwise causal convolution of one token over n channels, then SiLU: y[c] = silu(sum over t of
      * w[t * w_stride + c] * rows[t][c]), t from 0 (oldest) to taps - 1. */
-    void (*conv_silu)(const float *const *rows, const float *w, size_t w_stride, size_t taps, float *y, size_t n);
+    void (*conv_silu)(const float *const *rows, const float *w, size_t w_stride, size_t taps, float *y,
+                      size_t n);
 
-    /* One query head against n (1..256) keys: s_j = (q . k_j) * scale; max = max s; p_j = exp(s_j - max); sum = sum p;
-     * acc = sum p_j v_j (fma in increasing j). k, v: rows of `stride` floats; acc [dim]; scores: scratch [256]. */
-    nf_attention_part (*attention_block)(const float *q, const float *k, const float *v, size_t stride, size_t n,
-                                         size_t dim, float scale, float *acc, float *scores);
+    /* One query head against n (1..256) keys: s_j = (q . k_j) * scale; max = max s; p_j = exp(s_j - max); sum
+     * = sum p; acc = sum p_j v_j (fma in increasing j). k, v: rows of `stride` floats; acc [dim]; scores:
+     * scratch [256]. */
+    nf_attention_part (*attention_block)(const float *q, const float *k, const float *v, size_t stride,
+                                         size_t n, size_t dim, float scale, float *acc, float *scores);
 
     /* Gated delta rule over `n_tokens` tokens for a block of n_cols (1..32) columns of the state of one head:
      *   S *= decay_t; u = (v_t - S^T k_t) * beta_t; S += k_t u^T; o_t = S^T q_t       (token by token)
-     * s [dk, s_stride] at the block's first column; q, k rows [dk] `qk_stride` floats apart; v, o rows `v_stride` and
-     * `o_stride` apart at the block's first column; decay, beta `gate_stride` apart. */
+     * s [dk, s_stride] at the block's first column; q, k rows [dk] `qk_stride` floats apart; v, o rows
+     * `v_stride` and `o_stride` apart at the block's first column; decay, beta `gate_stride` apart. */
     void (*delta_rule)(float *s, size_t s_stride, size_t dk, size_t n_cols, size_t n_tokens, const float *q,
                        const float *k, size_t qk_stride, const float *v, size_t v_stride, const float *decay,
                        const float *beta, size_t gate_stride, float *o, size_t o_stride);
 } nf_kernels;
 
-/* The fastest level this processor has, or the one named by the environment variable NINFER_CPU (portable, avx2);
- * NF_ERR_ARGUMENT when that names no level or one that the processor lacks. */
+/* The fastest level this processor has, or the one named by the environment variable NINFER_CPU (portable,
+ * avx2); NF_ERR_ARGUMENT when that names no level or one that the processor lacks. */
 nf_status nf_kernels_get(const nf_kernels **out, nf_error *err);
 /* A level by name; NULL when it does not exist or this processor lacks it. For tests. */
 const nf_kernels *nf_kernels_by_name(const char *name);

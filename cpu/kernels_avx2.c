@@ -1,10 +1,12 @@
 /*
- * AVX2 + FMA kernels. Integer-dot tiles are written here; float kernels come from float_kernels.h over __m256.
+ * AVX2 + FMA kernels. Integer-dot tiles are written here; float kernels come from float_kernels.h over
+ * __m256.
  *
- * Integer tile, n = 1..4 input rows: for each block (8 rows x 32 columns) the weights are unpacked once; for each input
- * row, products of unsigned weights (or |weights| against inputs with the sign moved over) are summed in pairs to int16
- * by vpmaddubsw (at most 2 x 128 x 127 < 2^15, or 4 x 15 x 127 for plain nibbles), to int32 by vpmaddwd, and by three
- * vphaddd to the 8 exact group sums; one fma adds them to lane g mod 32 of the 8 rows. Bytes read: one block for n rows.
+ * Integer tile, n = 1..4 input rows: for each block (8 rows x 32 columns) the weights are unpacked once; for
+ * each input row, products of unsigned weights (or |weights| against inputs with the sign moved over) are
+ * summed in pairs to int16 by vpmaddubsw (at most 2 x 128 x 127 < 2^15, or 4 x 15 x 127 for plain nibbles),
+ * to int32 by vpmaddwd, and by three vphaddd to the 8 exact group sums; one fma adds them to lane g mod 32 of
+ * the 8 rows. Bytes read: one block for n rows.
  */
 #include "cpu/kernels_internal.h"
 
@@ -43,8 +45,7 @@ static bool quantise_row(const float *x, size_t kp, int8_t *q, float *scale, int
         h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0xB1));
         sum[g] = _mm_cvtsi128_si32(h);
         scale[g] = absmax / 127.0f;
-        __m256i packed =
-            _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+        __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
         _mm256_storeu_si256((__m256i *)q, _mm256_permutevar8x32_epi32(packed, order));
     }
     return _mm256_movemask_ps(bad) == 0;
@@ -71,8 +72,8 @@ static inline void prefetch_block(const uint8_t *block, size_t bytes) {
 }
 
 static inline __attribute__((always_inline)) void int_tile(unpack_kind kind, const nf_weights *w, size_t t,
-                                                           const nf_rows *in, const uint32_t *index, const size_t n,
-                                                           float *out) {
+                                                           const nf_rows *in, const uint32_t *index,
+                                                           const size_t n, float *out) {
     const size_t groups = in->kp / NF_GROUP, block_bytes = kind == UNPACK_I8 ? 16 + 8 * 32 : 16 + 8 * 16;
     const uint8_t *block = w->tiles + t * w->tile_stride;
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
@@ -122,7 +123,8 @@ static inline __attribute__((always_inline)) void int_tile(unpack_kind kind, con
                 for (int i = 0; i < 8; i++) p[i] = dot_signed(lo_abs[i], lo[i], xv, ones);
                 __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(p[0], p[1]), _mm256_hadd_epi32(p[2], p[3]));
                 __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(p[4], p[5]), _mm256_hadd_epi32(p[6], p[7]));
-                d = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+                d = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
+                                     _mm256_permute2x128_si256(a, b, 0x31));
             } else {
                 __m256i xl = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)x));
                 __m256i xh = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(x + 16)));
@@ -147,9 +149,9 @@ static inline __attribute__((always_inline)) void int_tile(unpack_kind kind, con
     for (size_t j = 0; j < n; j++) v8_store(out + 8 * j, lane_tree(acc[j], groups));
 }
 
-#define NF_INT_TILE(name, kind, rows)                                                                                  \
-    static void name(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index, float *out) {           \
-        int_tile(kind, w, t, in, index, rows, out);                                                                    \
+#define NF_INT_TILE(name, kind, rows)                                                                        \
+    static void name(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index, float *out) {  \
+        int_tile(kind, w, t, in, index, rows, out);                                                          \
     }
 NF_INT_TILE(nibbles_1, UNPACK_NIBBLES, 1)
 NF_INT_TILE(nibbles_2, UNPACK_NIBBLES, 2)
@@ -164,9 +166,11 @@ NF_INT_TILE(i8_2, UNPACK_I8, 2)
 NF_INT_TILE(i8_3, UNPACK_I8, 3)
 NF_INT_TILE(i8_4, UNPACK_I8, 4)
 
-typedef void (*int_tile_fn)(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index, float *out);
+typedef void (*int_tile_fn)(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index,
+                            float *out);
 
-static void tile(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index, size_t n, float *out) {
+static void tile(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index, size_t n,
+                 float *out) {
     static const int_tile_fn table[3][4] = {
         [UNPACK_NIBBLES] = {nibbles_1, nibbles_2, nibbles_3, nibbles_4},
         [UNPACK_CODEBOOK] = {codebook_1, codebook_2, codebook_3, codebook_4},
@@ -176,7 +180,7 @@ static void tile(const nf_weights *w, size_t t, const nf_rows *in, const uint32_
         k_float_tile(w, t, in, index, n, out);
         return;
     }
-    unpack_kind kind = w->format.type == NF_TYPE_I8                   ? UNPACK_I8
+    unpack_kind kind = w->format.type == NF_TYPE_I8               ? UNPACK_I8
                        : w->format.codebook == NF_CODEBOOK_LINEAR ? UNPACK_NIBBLES
                                                                   : UNPACK_CODEBOOK;
     const size_t groups = in->kp / NF_GROUP;

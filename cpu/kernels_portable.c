@@ -1,6 +1,6 @@
 /*
- * Portable kernels: plain C that follows docs/arithmetic.md line by line. The oracle of every faster level; nothing
- * here is clever. Float kernels come from float_kernels.h in their plain form.
+ * Portable kernels: plain C that follows docs/arithmetic.md line by line. The oracle of every faster level;
+ * nothing here is clever. Float kernels come from float_kernels.h in their plain form.
  */
 #include "cpu/kernels_internal.h"
 
@@ -32,14 +32,15 @@ static bool quantise_row(const float *x, size_t kp, int8_t *q, float *scale, int
 }
 
 /* Element i of row r in a block of an integer-dot type. */
-static int32_t int_element(nf_format format, const int8_t *codebook, const uint8_t *payload, size_t r, size_t i) {
+static int32_t int_element(nf_format format, const int8_t *codebook, const uint8_t *payload, size_t r,
+                           size_t i) {
     if (format.type == NF_TYPE_I8) return ((const int8_t *)payload)[r * NF_GROUP + i];
     uint8_t byte = payload[r * 16 + i % 16];
     return codebook[i < 16 ? byte & 15 : byte >> 4];
 }
 
-static void int_tile_row(const nf_weights *w, const uint8_t *block, const int8_t *codebook, size_t groups, size_t r,
-                         const int8_t *q, const float *scale, float *out) {
+static void int_tile_row(const nf_weights *w, const uint8_t *block, const int8_t *codebook, size_t groups,
+                         size_t r, const int8_t *q, const float *scale, float *out) {
     const nf_type_traits *traits = nf_type_get(w->format.type);
     float acc[32] = {0};
     for (size_t g = 0; g < groups; g++, block += traits->block_bytes) {
@@ -56,7 +57,8 @@ static void int_tile_row(const nf_weights *w, const uint8_t *block, const int8_t
     *out = acc[0];
 }
 
-static void tile(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index, size_t n, float *out) {
+static void tile(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index, size_t n,
+                 float *out) {
     if (!nf_type_get(w->format.type)->integer_dot) {
         k_float_tile(w, t, in, index, n, out);
         return;

@@ -1,7 +1,7 @@
 /*
- * Thread team: all threads run the same function (SPMD) and meet at barriers; work inside is split by nf_team_loop into
- * pieces that threads take in turn. Which thread computes a piece never changes its value: pieces are whole output
- * tiles, rows or heads, and nothing is summed across threads.
+ * Thread team: all threads run the same function (SPMD) and meet at barriers; work inside is split by
+ * nf_team_loop into pieces that threads take in turn. Which thread computes a piece never changes its value:
+ * pieces are whole output tiles, rows or heads, and nothing is summed across threads.
  */
 #ifndef NF_CPU_TEAM_H
 #define NF_CPU_TEAM_H
@@ -38,9 +38,9 @@ void nf_team_run(nf_team *team, void (*fn)(nf_worker *worker, void *user), void 
 /* All threads wait for each other. */
 void nf_team_barrier(nf_worker *worker);
 
-/* Every worker calls this with the same arguments: items 0..n-1 are handed out in pieces of `grain`, body(user, begin,
- * end, thread) runs for each piece, and a barrier follows. */
-void nf_team_loop(nf_worker *worker, size_t n, size_t grain, void (*body)(void *user, size_t begin, size_t end, int thread),
-                  void *user);
+/* Every worker calls this with the same arguments: items 0..n-1 are handed out in pieces of `grain`,
+ * body(user, begin, end, thread) runs for each piece, and a barrier follows. */
+void nf_team_loop(nf_worker *worker, size_t n, size_t grain,
+                  void (*body)(void *user, size_t begin, size_t end, int thread), void *user);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Eight f32 lanes. All float kernels (cpu/float_kernels.h) are written once against these functions and compiled for
- * each instruction-set level, so the order of every operation is the same at every level by construction. Every
- * operation is a correctly rounded IEEE operation on each lane; fma is fused.
+ * Eight f32 lanes. All float kernels (cpu/float_kernels.h) are written once against these functions and
+ * compiled for each instruction-set level, so the order of every operation is the same at every level by
+ * construction. Every operation is a correctly rounded IEEE operation on each lane; fma is fused.
  *
  * NF_VEC8_AVX2 selects the AVX2+FMA form; without it, plain C.
  */
@@ -18,24 +18,47 @@
 
 typedef __m256 vec8;
 
-static inline vec8 v8_load(const float *p) { return _mm256_loadu_ps(p); }
-static inline void v8_store(float *p, vec8 a) { _mm256_storeu_ps(p, a); }
-static inline vec8 v8_set(float a) { return _mm256_set1_ps(a); }
-static inline vec8 v8_zero(void) { return _mm256_setzero_ps(); }
-static inline vec8 v8_add(vec8 a, vec8 b) { return _mm256_add_ps(a, b); }
-static inline vec8 v8_sub(vec8 a, vec8 b) { return _mm256_sub_ps(a, b); }
-static inline vec8 v8_mul(vec8 a, vec8 b) { return _mm256_mul_ps(a, b); }
-static inline vec8 v8_div(vec8 a, vec8 b) { return _mm256_div_ps(a, b); }
-static inline vec8 v8_fma(vec8 a, vec8 b, vec8 c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vec8 v8_load(const float *p) {
+    return _mm256_loadu_ps(p);
+}
+static inline void v8_store(float *p, vec8 a) {
+    _mm256_storeu_ps(p, a);
+}
+static inline vec8 v8_set(float a) {
+    return _mm256_set1_ps(a);
+}
+static inline vec8 v8_zero(void) {
+    return _mm256_setzero_ps();
+}
+static inline vec8 v8_add(vec8 a, vec8 b) {
+    return _mm256_add_ps(a, b);
+}
+static inline vec8 v8_sub(vec8 a, vec8 b) {
+    return _mm256_sub_ps(a, b);
+}
+static inline vec8 v8_mul(vec8 a, vec8 b) {
+    return _mm256_mul_ps(a, b);
+}
+static inline vec8 v8_div(vec8 a, vec8 b) {
+    return _mm256_div_ps(a, b);
+}
+static inline vec8 v8_fma(vec8 a, vec8 b, vec8 c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
 /* a > b ? a : b, b when unordered. */
-static inline vec8 v8_max(vec8 a, vec8 b) { return _mm256_max_ps(a, b); }
-static inline vec8 v8_min(vec8 a, vec8 b) { return _mm256_min_ps(a, b); }
+static inline vec8 v8_max(vec8 a, vec8 b) {
+    return _mm256_max_ps(a, b);
+}
+static inline vec8 v8_min(vec8 a, vec8 b) {
+    return _mm256_min_ps(a, b);
+}
 static inline vec8 v8_round(vec8 a) {
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 /* 2^n for whole n in -126..127. */
 static inline vec8 v8_exp2_int(vec8 n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 /* In-place transpose of an 8x8 block: row i lane j <-> row j lane i. */
 static inline void v8_transpose(vec8 r[8]) {
@@ -62,23 +85,47 @@ typedef struct vec8 {
     float v[8];
 } vec8;
 
-#define NF_V8_EACH(expression)                                                                                        \
-    vec8 r_;                                                                                                           \
-    for (int i = 0; i < 8; i++) r_.v[i] = (expression);                                                                \
+#define NF_V8_EACH(expression)                                                                               \
+    vec8 r_;                                                                                                 \
+    for (int i = 0; i < 8; i++) r_.v[i] = (expression);                                                      \
     return r_
 
-static inline vec8 v8_load(const float *p) { NF_V8_EACH(p[i]); }
-static inline void v8_store(float *p, vec8 a) { memcpy(p, a.v, sizeof a.v); }
-static inline vec8 v8_set(float a) { NF_V8_EACH(a); }
-static inline vec8 v8_zero(void) { NF_V8_EACH(0.0f); }
-static inline vec8 v8_add(vec8 a, vec8 b) { NF_V8_EACH(a.v[i] + b.v[i]); }
-static inline vec8 v8_sub(vec8 a, vec8 b) { NF_V8_EACH(a.v[i] - b.v[i]); }
-static inline vec8 v8_mul(vec8 a, vec8 b) { NF_V8_EACH(a.v[i] * b.v[i]); }
-static inline vec8 v8_div(vec8 a, vec8 b) { NF_V8_EACH(a.v[i] / b.v[i]); }
-static inline vec8 v8_fma(vec8 a, vec8 b, vec8 c) { NF_V8_EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
-static inline vec8 v8_max(vec8 a, vec8 b) { NF_V8_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-static inline vec8 v8_min(vec8 a, vec8 b) { NF_V8_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-static inline vec8 v8_round(vec8 a) { NF_V8_EACH(rintf(a.v[i])); }
+static inline vec8 v8_load(const float *p) {
+    NF_V8_EACH(p[i]);
+}
+static inline void v8_store(float *p, vec8 a) {
+    memcpy(p, a.v, sizeof a.v);
+}
+static inline vec8 v8_set(float a) {
+    NF_V8_EACH(a);
+}
+static inline vec8 v8_zero(void) {
+    NF_V8_EACH(0.0f);
+}
+static inline vec8 v8_add(vec8 a, vec8 b) {
+    NF_V8_EACH(a.v[i] + b.v[i]);
+}
+static inline vec8 v8_sub(vec8 a, vec8 b) {
+    NF_V8_EACH(a.v[i] - b.v[i]);
+}
+static inline vec8 v8_mul(vec8 a, vec8 b) {
+    NF_V8_EACH(a.v[i] * b.v[i]);
+}
+static inline vec8 v8_div(vec8 a, vec8 b) {
+    NF_V8_EACH(a.v[i] / b.v[i]);
+}
+static inline vec8 v8_fma(vec8 a, vec8 b, vec8 c) {
+    NF_V8_EACH(fmaf(a.v[i], b.v[i], c.v[i]));
+}
+static inline vec8 v8_max(vec8 a, vec8 b) {
+    NF_V8_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]);
+}
+static inline vec8 v8_min(vec8 a, vec8 b) {
+    NF_V8_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]);
+}
+static inline vec8 v8_round(vec8 a) {
+    NF_V8_EACH(rintf(a.v[i]));
+}
 static inline vec8 v8_exp2_int(vec8 n) {
     vec8 r;
     for (int i = 0; i < 8; i++) {
@@ -131,10 +178,11 @@ static inline float v8_max_lane(vec8 a) {
 }
 
 /*
- * e^x, relative error below 2^-22: n = round(x log2 e), r = x - n ln 2 in two parts (Cody-Waite), a polynomial of
- * degree 7 in r (the Taylor coefficients; |r| <= 0.3466 makes the next term 5e-9 relative), times 2^n. x is clamped to
- * [-87, 88]: the result is always a normal number; a NaN becomes exp(-87) (min/max drop it), the callers check their
- * inputs for NaN.
+ * e^x, relative error below 2^-22: n = round(x log2 e), r = x - n ln 2 in two parts (Cody-Waite), a
+ * polynomial of degree 7 in r (the Taylor coefficients; |r| <= 0.3466 makes the next term 5e-9 relative),
+ * times 2^n. x is clamped to
+ * [-87, 88]: the result is always a normal number; a NaN becomes exp(-87) (min/max drop it), the callers
+ * check their inputs for NaN.
  */
 static inline vec8 v8_exp(vec8 x) {
     x = v8_min(v8_max(x, v8_set(-87.0f)), v8_set(88.0f));

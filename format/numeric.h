@@ -1,4 +1,5 @@
-/* Scalar conversions between f32 and the small float formats: exact, round-half-even, no library, no hardware. */
+/* Scalar conversions between f32 and the small float formats: exact, round-half-even, no library, no
+ * hardware. */
 #ifndef NF_FORMAT_NUMERIC_H
 #define NF_FORMAT_NUMERIC_H
 
@@ -18,7 +19,9 @@ static inline uint32_t nf_f32_bits(float f) {
     return bits;
 }
 
-static inline float nf_bf16_to_f32(uint16_t h) { return nf_f32_from_bits((uint32_t)h << 16); }
+static inline float nf_bf16_to_f32(uint16_t h) {
+    return nf_f32_from_bits((uint32_t)h << 16);
+}
 
 /* Round half to even; NaN stays NaN. */
 static inline uint16_t nf_f32_to_bf16(float f) {

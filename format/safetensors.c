@@ -1,6 +1,7 @@
 /*
- * safetensors reader; see safetensors.h. A file is u64 header length, a JSON header, data. Nothing in it is trusted: every
- * offset is checked against the file before a tensor exists, and tensors must tile the data exactly.
+ * safetensors reader; see safetensors.h. A file is u64 header length, a JSON header, data. Nothing in it is
+ * trusted: every offset is checked against the file before a tensor exists, and tensors must tile the data
+ * exactly.
  */
 #include "format/safetensors.h"
 
@@ -46,10 +47,16 @@ static const struct {
     [NF_ST_F8_E8M0] = {"F8_E8M0", 1},
 };
 
-const char *nf_st_dtype_name(nf_st_dtype dtype) { return (unsigned)dtype < NF_ST_DTYPE_COUNT ? dtypes[dtype].name : "?"; }
-size_t nf_st_dtype_size(nf_st_dtype dtype) { return (unsigned)dtype < NF_ST_DTYPE_COUNT ? dtypes[dtype].size : 0; }
+const char *nf_st_dtype_name(nf_st_dtype dtype) {
+    return (unsigned)dtype < NF_ST_DTYPE_COUNT ? dtypes[dtype].name : "?";
+}
+size_t nf_st_dtype_size(nf_st_dtype dtype) {
+    return (unsigned)dtype < NF_ST_DTYPE_COUNT ? dtypes[dtype].size : 0;
+}
 
-/* ---- one file ----------------------------------------------------------------------------------------------------------- */
+/* ---- one file
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 static nf_status map_file(nf_safetensors *st, const char *path, mapping **out, nf_error *err) {
     nf_status status = nf_grow((void **)&st->files, &st->files_cap, st->n_files + 1, sizeof *st->files, err);
@@ -59,10 +66,13 @@ static nf_status map_file(nf_safetensors *st, const char *path, mapping **out, n
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return nf_fail_errno(err, errno, "%s: cannot open", path);
     struct stat info;
-    if (fstat(fd, &info)) status = nf_fail_errno(err, errno, "%s: cannot stat", path);
-    else if (!S_ISREG(info.st_mode)) status = nf_fail(err, NF_ERR_FORMAT, "%s: is not a regular file", path);
+    if (fstat(fd, &info))
+        status = nf_fail_errno(err, errno, "%s: cannot stat", path);
+    else if (!S_ISREG(info.st_mode))
+        status = nf_fail(err, NF_ERR_FORMAT, "%s: is not a regular file", path);
     else if (info.st_size < 8)
-        status = nf_fail(err, NF_ERR_FORMAT, "%s: %lld bytes are too few for a safetensors file", path, (long long)info.st_size);
+        status = nf_fail(err, NF_ERR_FORMAT, "%s: %lld bytes are too few for a safetensors file", path,
+                         (long long)info.st_size);
     if (!status && !(m->path = nf_strdup(path, err))) status = NF_ERR_MEMORY;
     if (!status) {
         m->bytes = (size_t)info.st_size;
@@ -81,9 +91,11 @@ static nf_status map_file(nf_safetensors *st, const char *path, mapping **out, n
 }
 
 static nf_status parse_shape(nf_st_tensor *t, const json_t *shape, uint64_t *count, nf_error *err) {
-    if (!json_is_array(shape)) return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has no shape", t->file, t->name);
+    if (!json_is_array(shape))
+        return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has no shape", t->file, t->name);
     if (json_array_size(shape) > NF_ST_MAX_DIMS)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: tensor '%s' has %zu dimensions", t->file, t->name, json_array_size(shape));
+        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: tensor '%s' has %zu dimensions", t->file, t->name,
+                       json_array_size(shape));
     *count = 1;
     for (size_t i = 0; i < json_array_size(shape); i++) {
         const json_t *d = json_array_get(shape, i);
@@ -95,33 +107,39 @@ static nf_status parse_shape(nf_st_tensor *t, const json_t *shape, uint64_t *cou
     return NF_OK;
 }
 
-static nf_status parse_tensor(nf_safetensors *st, const mapping *m, uint64_t data_at, const char *name, const json_t *value,
-                              nf_error *err) {
+static nf_status parse_tensor(nf_safetensors *st, const mapping *m, uint64_t data_at, const char *name,
+                              const json_t *value, nf_error *err) {
     nf_st_tensor t = {.name = name, .file = m->path, .dtype = NF_ST_DTYPE_COUNT};
     const char *dtype = json_string_value(json_object_get(value, "dtype"));
     for (int d = 0; dtype && d < NF_ST_DTYPE_COUNT; d++)
         if (!strcmp(dtype, dtypes[d].name)) t.dtype = (nf_st_dtype)d;
     if (t.dtype == NF_ST_DTYPE_COUNT)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: tensor '%s' has the unknown dtype '%s'", m->path, name, dtype ? dtype : "");
+        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: tensor '%s' has the unknown dtype '%s'", m->path, name,
+                       dtype ? dtype : "");
     uint64_t count = 0, bytes = 0;
     nf_status status = parse_shape(&t, json_object_get(value, "shape"), &count, err);
     if (status) return status;
-    const json_t *offsets = json_object_get(value, "data_offsets"), *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
-    if (json_array_size(offsets) != 2 || !json_is_integer(begin) || !json_is_integer(end) || json_integer_value(begin) < 0 ||
-        json_integer_value(end) < json_integer_value(begin))
+    const json_t *offsets = json_object_get(value, "data_offsets"), *begin = json_array_get(offsets, 0),
+                 *end = json_array_get(offsets, 1);
+    if (json_array_size(offsets) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
+        json_integer_value(begin) < 0 || json_integer_value(end) < json_integer_value(begin))
         return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has bad data_offsets", m->path, name);
     uint64_t from = (uint64_t)json_integer_value(begin), to = (uint64_t)json_integer_value(end);
     if (to > m->bytes - data_at)
-        return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' ends %llu bytes behind the end of the file; is the download complete?",
-                       m->path, name, (unsigned long long)(to - (m->bytes - data_at)));
+        return nf_fail(
+            err, NF_ERR_FORMAT,
+            "%s: tensor '%s' ends %llu bytes behind the end of the file; is the download complete?", m->path,
+            name, (unsigned long long)(to - (m->bytes - data_at)));
     if (__builtin_mul_overflow(count, (uint64_t)dtypes[t.dtype].size, &bytes) || bytes != to - from)
-        return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' spans %llu bytes, which its shape and dtype %s do not allow", m->path,
+        return nf_fail(err, NF_ERR_FORMAT,
+                       "%s: tensor '%s' spans %llu bytes, which its shape and dtype %s do not allow", m->path,
                        name, (unsigned long long)(to - from), dtype);
     t.data = m->base + data_at + from;
     t.bytes = bytes;
     if (!(t.name = nf_strdup(name, err))) return NF_ERR_MEMORY;
     status = nf_grow((void **)&st->tensors, &st->tensors_cap, st->n_tensors + 1, sizeof t, err);
-    if (!status && st->n_tensors >= MAX_TENSORS) status = nf_fail(err, NF_ERR_LIMIT, "%s: too many tensors", m->path);
+    if (!status && st->n_tensors >= MAX_TENSORS)
+        status = nf_fail(err, NF_ERR_LIMIT, "%s: too many tensors", m->path);
     if (status) {
         free((char *)t.name);
         return status;
@@ -137,8 +155,10 @@ static int compare_data(const void *a, const void *b) {
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-/* The format allows neither overlaps nor holes: hidden bytes could mean one thing to one reader and nothing to another. */
-static nf_status check_tiling(nf_safetensors *st, size_t first, const mapping *m, uint64_t data_at, nf_error *err) {
+/* The format allows neither overlaps nor holes: hidden bytes could mean one thing to one reader and nothing
+ * to another. */
+static nf_status check_tiling(nf_safetensors *st, size_t first, const mapping *m, uint64_t data_at,
+                              nf_error *err) {
     qsort(st->tensors + first, st->n_tensors - first, sizeof *st->tensors, compare_data);
     const uint8_t *at = m->base + data_at;
     for (size_t i = first; i < st->n_tensors; i++) {
@@ -146,12 +166,13 @@ static nf_status check_tiling(nf_safetensors *st, size_t first, const mapping *m
         if (t->data < at)
             return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' overlaps another tensor", m->path, t->name);
         if (t->data > at)
-            return nf_fail(err, NF_ERR_FORMAT, "%s: %zu bytes before tensor '%s' belong to no tensor", m->path,
-                           (size_t)(t->data - at), t->name);
+            return nf_fail(err, NF_ERR_FORMAT, "%s: %zu bytes before tensor '%s' belong to no tensor",
+                           m->path, (size_t)(t->data - at), t->name);
         at += t->bytes;
     }
     size_t left = (size_t)(m->base + m->bytes - at);
-    if (left) return nf_fail(err, NF_ERR_FORMAT, "%s: %zu bytes at the end belong to no tensor", m->path, left);
+    if (left)
+        return nf_fail(err, NF_ERR_FORMAT, "%s: %zu bytes at the end belong to no tensor", m->path, left);
     return NF_OK;
 }
 
@@ -162,8 +183,9 @@ static nf_status open_file(nf_safetensors *st, const char *path, nf_error *err) 
     uint64_t header = 0;
     for (int i = 0; i < 8; i++) header |= (uint64_t)m->base[i] << (8 * i);
     if (header > MAX_HEADER_BYTES || header > m->bytes - 8)
-        return nf_fail(err, NF_ERR_FORMAT, "%s: the header claims %llu bytes, the file has %zu; not a safetensors file, or cut", path,
-                       (unsigned long long)header, m->bytes);
+        return nf_fail(err, NF_ERR_FORMAT,
+                       "%s: the header claims %llu bytes, the file has %zu; not a safetensors file, or cut",
+                       path, (unsigned long long)header, m->bytes);
     json_error_t where;
     json_t *root = json_loadb((const char *)m->base + 8, (size_t)header, JSON_REJECT_DUPLICATES, &where);
     if (!json_is_object(root)) {
@@ -181,7 +203,7 @@ static nf_status open_file(nf_safetensors *st, const char *path, nf_error *err) 
     return status ? status : check_tiling(st, first, m, 8 + header, err);
 }
 
-/* ---- a checkpoint ------------------------------------------------------------------------------------------------------- */
+/* ---- a checkpoint ---- */
 
 static int compare_names(const void *a, const void *b) {
     return strcmp(((const nf_st_tensor *)a)->name, ((const nf_st_tensor *)b)->name);
@@ -201,10 +223,13 @@ static nf_status join(const char *dir, const char *name, nf_buf *out, nf_error *
     return nf_buf_printf(out, err, "%s/%s", dir, name);
 }
 
-static int compare_strings(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare_strings(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 /* Every distinct file that the index names, opened in name order. */
-static nf_status open_indexed(nf_safetensors *st, const char *dir, const char *index_path, const json_t *map, nf_error *err) {
+static nf_status open_indexed(nf_safetensors *st, const char *dir, const char *index_path, const json_t *map,
+                              nf_error *err) {
     size_t n = json_object_size(map), n_files = 0;
     const char **files = nf_alloc(n, sizeof *files, "file names of the index", err);
     if (!files) return NF_ERR_MEMORY;
@@ -225,7 +250,8 @@ static nf_status open_indexed(nf_safetensors *st, const char *dir, const char *i
         if (i && !strcmp(files[i], files[i - 1])) continue;
         status = join(dir, files[i], &path, err);
         if (!status && access(path.data, F_OK))
-            status = nf_fail(err, NF_ERR_NOT_FOUND, "%s: names %s, which does not exist; is the download complete?", index_path,
+            status = nf_fail(err, NF_ERR_NOT_FOUND,
+                             "%s: names %s, which does not exist; is the download complete?", index_path,
                              files[i]);
         if (!status) status = open_file(st, path.data, err);
     }
@@ -234,7 +260,8 @@ static nf_status open_indexed(nf_safetensors *st, const char *dir, const char *i
     return status;
 }
 
-static nf_status check_index(const nf_safetensors *st, const char *index_path, const json_t *map, nf_error *err) {
+static nf_status check_index(const nf_safetensors *st, const char *index_path, const json_t *map,
+                             nf_error *err) {
     const char *tensor;
     json_t *value;
     json_object_foreach((json_t *)map, tensor, value) {
@@ -242,8 +269,8 @@ static nf_status check_index(const nf_safetensors *st, const char *index_path, c
         const char *file = json_string_value(value);
         const char *slash = t ? strrchr(t->file, '/') : NULL;
         if (!t || !slash || strcmp(slash + 1, file) != 0)
-            return nf_fail(err, NF_ERR_FORMAT, "%s: says that tensor '%s' is in %s, but it is %s%s", index_path, tensor, file,
-                           t ? "in " : "missing there", t ? t->file : "");
+            return nf_fail(err, NF_ERR_FORMAT, "%s: says that tensor '%s' is in %s, but it is %s%s",
+                           index_path, tensor, file, t ? "in " : "missing there", t ? t->file : "");
     }
     return NF_OK;
 }
@@ -259,8 +286,10 @@ static nf_status open_index(nf_safetensors *st, const char *dir, const char *ind
     json_t *root = json_loadb(text.data, text.len, JSON_REJECT_DUPLICATES, &where);
     nf_buf_free(&text);
     const json_t *map = json_object_get(root, "weight_map");
-    if (!root) status = nf_fail(err, NF_ERR_FORMAT, "%s: line %d: %s", index_path, where.line, where.text);
-    else if (!json_is_object(map)) status = nf_fail(err, NF_ERR_FORMAT, "%s: has no weight_map", index_path);
+    if (!root)
+        status = nf_fail(err, NF_ERR_FORMAT, "%s: line %d: %s", index_path, where.line, where.text);
+    else if (!json_is_object(map))
+        status = nf_fail(err, NF_ERR_FORMAT, "%s: has no weight_map", index_path);
     if (!status) status = open_indexed(st, dir, index_path, map, err);
     if (!status) status = sort_and_check(st, err);
     if (!status) status = check_index(st, index_path, map, err);
@@ -284,7 +313,8 @@ static nf_status open_all(nf_safetensors *st, const char *dir, nf_error *err) {
     nf_buf_free(&path);
     closedir(d);
     if (!status && !found)
-        status = nf_fail(err, NF_ERR_NOT_FOUND, "%s: holds no .safetensors file and no model.safetensors.index.json", dir);
+        status = nf_fail(err, NF_ERR_NOT_FOUND,
+                         "%s: holds no .safetensors file and no model.safetensors.index.json", dir);
     return status ? status : sort_and_check(st, err);
 }
 
@@ -301,11 +331,15 @@ nf_status nf_safetensors_open(const char *path, nf_safetensors **out, nf_error *
         if (!status) status = sort_and_check(st, err);
     } else {
         status = join(path, "model.safetensors.index.json", &index, err);
-        if (!status) status = access(index.data, F_OK) ? open_all(st, path, err) : open_index(st, path, index.data, err);
+        if (!status)
+            status =
+                access(index.data, F_OK) ? open_all(st, path, err) : open_index(st, path, index.data, err);
     }
     nf_buf_free(&index);
-    if (status) nf_safetensors_close(st);
-    else *out = st;
+    if (status)
+        nf_safetensors_close(st);
+    else
+        *out = st;
     return status;
 }
 
@@ -321,28 +355,40 @@ void nf_safetensors_close(nf_safetensors *st) {
     free(st);
 }
 
-size_t nf_safetensors_count(const nf_safetensors *st) { return st->n_tensors; }
-const nf_st_tensor *nf_safetensors_at(const nf_safetensors *st, size_t i) { return &st->tensors[i]; }
-uint64_t nf_safetensors_bytes(const nf_safetensors *st) { return st->bytes; }
+size_t nf_safetensors_count(const nf_safetensors *st) {
+    return st->n_tensors;
+}
+const nf_st_tensor *nf_safetensors_at(const nf_safetensors *st, size_t i) {
+    return &st->tensors[i];
+}
+uint64_t nf_safetensors_bytes(const nf_safetensors *st) {
+    return st->bytes;
+}
 
 const nf_st_tensor *nf_safetensors_find(const nf_safetensors *st, const char *name) {
     const nf_st_tensor key = {.name = name};
     return st->n_tensors ? bsearch(&key, st->tensors, st->n_tensors, sizeof key, compare_names) : NULL;
 }
 
-/* ---- values ------------------------------------------------------------------------------------------------------------- */
+/* ---- values
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
-static float e5m2_to_f32(uint8_t b) { return nf_f16_to_f32((uint16_t)(b << 8)); }
+static float e5m2_to_f32(uint8_t b) {
+    return nf_f16_to_f32((uint16_t)(b << 8));
+}
 
-static float e8m0_to_f32(uint8_t b) { return b == 255 ? NAN : ldexpf(1.0f, (int)b - 127); }
+static float e8m0_to_f32(uint8_t b) {
+    return b == 255 ? NAN : ldexpf(1.0f, (int)b - 127);
+}
 
 /* Converts n elements of type T at p with `expression` of `v`. */
-#define CONVERT(T, expression)                                                                                        \
-    for (uint64_t i = 0; i < n; i++) {                                                                                 \
-        T v;                                                                                                           \
-        memcpy(&v, p + i * sizeof v, sizeof v);                                                                        \
-        out[i] = (expression);                                                                                         \
-    }                                                                                                                  \
+#define CONVERT(T, expression)                                                                               \
+    for (uint64_t i = 0; i < n; i++) {                                                                       \
+        T v;                                                                                                 \
+        memcpy(&v, p + i * sizeof v, sizeof v);                                                              \
+        out[i] = (expression);                                                                               \
+    }                                                                                                        \
     return NF_OK
 
 nf_status nf_st_to_f32(const nf_st_tensor *tensor, uint64_t first, uint64_t n, float *out, nf_error *err) {
@@ -351,30 +397,48 @@ nf_status nf_st_to_f32(const nf_st_tensor *tensor, uint64_t first, uint64_t n, f
         return nf_fail(err, NF_ERR_INTERNAL, "%s: a range outside tensor '%s'", tensor->file, tensor->name);
     const uint8_t *p = tensor->data + first * size;
     switch (tensor->dtype) {
-    case NF_ST_F32: memcpy(out, p, n * sizeof *out); return NF_OK;
-    case NF_ST_BF16: CONVERT(uint16_t, nf_bf16_to_f32(v));
-    case NF_ST_F16: CONVERT(uint16_t, nf_f16_to_f32(v));
-    case NF_ST_F64: CONVERT(double, (float)v);
+    case NF_ST_F32:
+        memcpy(out, p, n * sizeof *out);
+        return NF_OK;
+    case NF_ST_BF16:
+        CONVERT(uint16_t, nf_bf16_to_f32(v));
+    case NF_ST_F16:
+        CONVERT(uint16_t, nf_f16_to_f32(v));
+    case NF_ST_F64:
+        CONVERT(double, (float)v);
     case NF_ST_F8_E4M3: {
         float table[256];
         for (int i = 0; i < 256; i++) table[i] = nf_e4m3_to_f32((uint8_t)i);
         CONVERT(uint8_t, table[v]);
     }
-    case NF_ST_F8_E5M2: CONVERT(uint8_t, e5m2_to_f32(v));
-    case NF_ST_F8_E8M0: CONVERT(uint8_t, e8m0_to_f32(v));
-    case NF_ST_U8: CONVERT(uint8_t, (float)v);
-    case NF_ST_I8: CONVERT(int8_t, (float)v);
-    case NF_ST_I16: CONVERT(int16_t, (float)v);
-    case NF_ST_U16: CONVERT(uint16_t, (float)v);
-    case NF_ST_I32: CONVERT(int32_t, (float)v);
-    case NF_ST_U32: CONVERT(uint32_t, (float)v);
-    case NF_ST_I64: CONVERT(int64_t, (float)v);
-    case NF_ST_U64: CONVERT(uint64_t, (float)v);
-    default: return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: tensor '%s' of dtype %s holds no numbers", tensor->file, tensor->name,
-                            nf_st_dtype_name(tensor->dtype));
+    case NF_ST_F8_E5M2:
+        CONVERT(uint8_t, e5m2_to_f32(v));
+    case NF_ST_F8_E8M0:
+        CONVERT(uint8_t, e8m0_to_f32(v));
+    case NF_ST_U8:
+        CONVERT(uint8_t, (float)v);
+    case NF_ST_I8:
+        CONVERT(int8_t, (float)v);
+    case NF_ST_I16:
+        CONVERT(int16_t, (float)v);
+    case NF_ST_U16:
+        CONVERT(uint16_t, (float)v);
+    case NF_ST_I32:
+        CONVERT(int32_t, (float)v);
+    case NF_ST_U32:
+        CONVERT(uint32_t, (float)v);
+    case NF_ST_I64:
+        CONVERT(int64_t, (float)v);
+    case NF_ST_U64:
+        CONVERT(uint64_t, (float)v);
+    default:
+        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: tensor '%s' of dtype %s holds no numbers", tensor->file,
+                       tensor->name, nf_st_dtype_name(tensor->dtype));
     }
 }
 
 void nf_safetensors_release(const nf_safetensors *st) {
-    for (size_t i = 0; i < st->n_files; i++) (void)madvise(st->files[i].base, st->files[i].bytes, MADV_DONTNEED); /* a hint: failure costs memory only */
+    for (size_t i = 0; i < st->n_files; i++)
+        (void)madvise(st->files[i].base, st->files[i].bytes,
+                      MADV_DONTNEED); /* a hint: failure costs memory only */
 }

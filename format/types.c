@@ -1,6 +1,6 @@
 /*
- * Storage types: traits, geometry and the reference conversions of docs/arithmetic.md. Deterministic: every sum has one
- * order, and the compiler may not change it (-ffp-contract=off, no fast-math).
+ * Storage types: traits, geometry and the reference conversions of docs/arithmetic.md. Deterministic: every
+ * sum has one order, and the compiler may not change it (-ffp-contract=off, no fast-math).
  */
 #include "format/types.h"
 
@@ -19,7 +19,8 @@ static const nf_type_traits traits_of[NF_TYPE_COUNT] = {
 };
 
 static const int8_t codebook_linear[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-static const int8_t codebook_nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t codebook_nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                       1,    13,   25,  38,  53,  69,  89,  113};
 
 const nf_type_traits *nf_type_get(nf_type type) {
     return (unsigned)type < NF_TYPE_COUNT ? &traits_of[type] : NULL;
@@ -42,9 +43,13 @@ const char *nf_codebook_name(nf_codebook codebook) {
     return codebook == NF_CODEBOOK_LINEAR ? "linear" : codebook == NF_CODEBOOK_NL ? "nl" : "none";
 }
 
-/* ---- geometry ----------------------------------------------------------------------------------------------------------- */
+/* ---- geometry
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
-static uint64_t divide_up(uint64_t n, uint64_t by) { return n / by + (n % by != 0); }
+static uint64_t divide_up(uint64_t n, uint64_t by) {
+    return n / by + (n % by != 0);
+}
 
 uint64_t nf_matrix_tile_bytes(nf_type type, uint64_t rows, uint64_t cols) {
     const nf_type_traits *t = nf_type_get(type);
@@ -71,7 +76,8 @@ uint64_t nf_matrix_scale_offset(nf_type type, uint64_t rows, uint64_t cols) {
 }
 
 uint64_t nf_matrix_bytes(nf_type type, uint64_t rows, uint64_t cols) {
-    uint64_t tiles = nf_matrix_tile_bytes(type, rows, cols), scales = nf_matrix_scale_bytes(type, rows, cols), bytes;
+    uint64_t tiles = nf_matrix_tile_bytes(type, rows, cols), scales = nf_matrix_scale_bytes(type, rows, cols),
+             bytes;
     if (!tiles || !scales) return tiles;
     return __builtin_add_overflow(nf_matrix_scale_offset(type, rows, cols), scales, &bytes) ? 0 : bytes;
 }
@@ -80,7 +86,9 @@ uint64_t nf_matrix_bytes(nf_type type, uint64_t rows, uint64_t cols) {
 typedef float vec4 __attribute__((vector_size(16)));
 typedef int32_t mask4 __attribute__((vector_size(16)));
 
-static inline vec4 select4(mask4 take_a, vec4 a, vec4 b) { return (vec4)((take_a & (mask4)a) | (~take_a & (mask4)b)); }
+static inline vec4 select4(mask4 take_a, vec4 a, vec4 b) {
+    return (vec4)((take_a & (mask4)a) | (~take_a & (mask4)b));
+}
 
 static inline vec4 load4(const float *x) {
     vec4 v;
@@ -88,8 +96,11 @@ static inline vec4 load4(const float *x) {
     return v;
 }
 
-/* Round half to even for |x| < 2^22, without a library call: the addition drops the fraction in the current (default) rounding mode. */
-static inline vec4 round_even(vec4 x) { return (x + 12582912.0f) - 12582912.0f; }
+/* Round half to even for |x| < 2^22, without a library call: the addition drops the fraction in the current
+ * (default) rounding mode. */
+static inline vec4 round_even(vec4 x) {
+    return (x + 12582912.0f) - 12582912.0f;
+}
 
 /* The whole number in low..high nearest to x. */
 static inline vec4 nearest(vec4 x, float low, float high) {
@@ -98,7 +109,7 @@ static inline vec4 nearest(vec4 x, float low, float high) {
     return round_even(select4(x > h, h, x));
 }
 
-/* ---- quantisation ------------------------------------------------------------------------------------------------------- */
+/* ---- quantisation ---- */
 
 /* One group: 32 codes (int8 values or codebook indices) and an f16 scale. */
 typedef struct group_code {
@@ -112,7 +123,9 @@ static float tree8(float lane[8]) {
     return lane[0];
 }
 
-static float reciprocal(float scale) { return scale != 0.0f ? 1.0f / scale : 0.0f; }
+static float reciprocal(float scale) {
+    return scale != 0.0f ? 1.0f / scale : 0.0f;
+}
 
 /* Squared error of a group with a scale, in eight sums (i mod 8) and the tree 4, 2, 1: the order is fixed. */
 static float error_linear(const float *x, float scale) {
@@ -151,8 +164,10 @@ static float error_nl(const float *x, float scale) {
     return tree8(lane);
 }
 
-/* Of the scales extreme / divisor[i], rounded to f16, the one of least squared error; the first among equals. */
-static uint16_t search_scale(const float *x, float extreme, const float *divisor, int n, float (*error)(const float *x, float scale)) {
+/* Of the scales extreme / divisor[i], rounded to f16, the one of least squared error; the first among equals.
+ */
+static uint16_t search_scale(const float *x, float extreme, const float *divisor, int n,
+                             float (*error)(const float *x, float scale)) {
     float best_error = INFINITY;
     uint16_t best = 0;
     for (int i = 0; i < n; i++) {
@@ -178,7 +193,8 @@ static int32_t magnitude_bits(const float *x) {
     return most;
 }
 
-static nf_status encode_group(nf_format format, const float *x, int32_t magnitude, group_code *out, nf_error *err) {
+static nf_status encode_group(nf_format format, const float *x, int32_t magnitude, group_code *out,
+                              nf_error *err) {
     static const float linear[] = {-8.0f, 8.0f, -7.5f, 7.5f, -8.4f, 7.0f};
     static const float nl[] = {-127.0f, 113.0f, -113.0f, 127.0f, -119.0f, -134.0f};
     *out = (group_code){0};
@@ -189,14 +205,18 @@ static nf_status encode_group(nf_format format, const float *x, int32_t magnitud
     } else {
         int at = 0; /* the first value of that magnitude gives the sign */
         while (fabsf(x[at]) != extreme) at++;
-        out->scale = format.codebook == NF_CODEBOOK_LINEAR ? search_scale(x, x[at], linear, 6, error_linear) : search_scale(x, x[at], nl, 6, error_nl);
+        out->scale = format.codebook == NF_CODEBOOK_LINEAR ? search_scale(x, x[at], linear, 6, error_linear)
+                                                           : search_scale(x, x[at], nl, 6, error_nl);
     }
     const float inverse = reciprocal(nf_f16_to_f32(out->scale));
     /* No candidate fitted: all were infinite. */
     if (!(out->scale & 0x7fffu) && extreme > 1.0f) out->scale = 0x7c00u;
-    if (!(out->scale & 0x7fffu)) out->scale = 0; /* so small that its f16 scale is 0: zero too */
-    else if (format.type == NF_TYPE_I8) encode_whole(x, inverse, -127.0f, 127.0f, 0.0f, out->code);
-    else if (format.codebook == NF_CODEBOOK_LINEAR) encode_whole(x, inverse, -8.0f, 7.0f, 8.0f, out->code);
+    if (!(out->scale & 0x7fffu))
+        out->scale = 0; /* so small that its f16 scale is 0: zero too */
+    else if (format.type == NF_TYPE_I8)
+        encode_whole(x, inverse, -127.0f, 127.0f, 0.0f, out->code);
+    else if (format.codebook == NF_CODEBOOK_LINEAR)
+        encode_whole(x, inverse, -8.0f, 7.0f, 8.0f, out->code);
     else
         for (int i = 0; i < NF_GROUP; i++) out->code[i] = (uint8_t)nearest_nl(x[i] * inverse);
     if ((out->scale & 0x7c00u) == 0x7c00u)
@@ -218,10 +238,18 @@ static void put_floats(nf_type type, const float *x, float scale, uint8_t *row) 
     for (size_t i = 0; i < NF_GROUP; i++) {
         uint16_t h;
         switch (type) {
-        case NF_TYPE_F32: memcpy(row + 4 * i, &x[i], 4); break;
-        case NF_TYPE_F16: h = nf_f32_to_f16(x[i]), memcpy(row + 2 * i, &h, 2); break;
-        case NF_TYPE_BF16: h = nf_f32_to_bf16(x[i]), memcpy(row + 2 * i, &h, 2); break;
-        default: row[i] = nf_f32_to_e4m3(x[i] / scale); break;
+        case NF_TYPE_F32:
+            memcpy(row + 4 * i, &x[i], 4);
+            break;
+        case NF_TYPE_F16:
+            h = nf_f32_to_f16(x[i]), memcpy(row + 2 * i, &h, 2);
+            break;
+        case NF_TYPE_BF16:
+            h = nf_f32_to_bf16(x[i]), memcpy(row + 2 * i, &h, 2);
+            break;
+        default:
+            row[i] = nf_f32_to_e4m3(x[i] / scale);
+            break;
         }
     }
 }
@@ -229,15 +257,17 @@ static void put_floats(nf_type type, const float *x, float scale, uint8_t *row) 
 static nf_status not_finite(const float *x, size_t row, size_t col, nf_error *err) {
     size_t i = 0;
     while (isfinite(x[i])) i++;
-    return nf_fail(err, NF_ERR_NUMERIC, "the value at row %zu, column %zu is not a finite number", row, col + i);
+    return nf_fail(err, NF_ERR_NUMERIC, "the value at row %zu, column %zu is not a finite number", row,
+                   col + i);
 }
 
 nf_status nf_quantise_tile(nf_format format, const float *rows, size_t stride, size_t n_rows, size_t cols,
                            const float *block_scales, uint8_t *out, nf_error *err) {
     const nf_type_traits *t = nf_type_get(format.type);
-    if (!t || format.type == NF_TYPE_U8 || (format.type == NF_TYPE_C4) != (format.codebook != NF_CODEBOOK_NONE))
-        return nf_fail(err, NF_ERR_ARGUMENT, "a matrix cannot be stored in type %d with codebook %d", (int)format.type,
-                       (int)format.codebook);
+    if (!t || format.type == NF_TYPE_U8 ||
+        (format.type == NF_TYPE_C4) != (format.codebook != NF_CODEBOOK_NONE))
+        return nf_fail(err, NF_ERR_ARGUMENT, "a matrix cannot be stored in type %d with codebook %d",
+                       (int)format.type, (int)format.codebook);
     memset(out, 0, (size_t)nf_matrix_tile_bytes(format.type, NF_TILE_ROWS, cols));
     for (size_t r = 0; r < n_rows; r++) {
         for (size_t c = 0; c < cols; c += NF_GROUP) {
@@ -250,18 +280,20 @@ nf_status nf_quantise_tile(nf_format format, const float *rows, size_t stride, s
             if (magnitude >= 0x7f800000) return not_finite(padded, r, c, err);
             uint8_t *block = out + c / NF_GROUP * t->block_bytes;
             if (!t->integer_dot) {
-                put_floats(format.type, padded, block_scales ? block_scales[c / NF_F8_BLOCK] : 1.0f, block + r * t->row_bytes);
+                put_floats(format.type, padded, block_scales ? block_scales[c / NF_F8_BLOCK] : 1.0f,
+                           block + r * t->row_bytes);
                 continue;
             }
             group_code code;
-            if ((status = encode_group(format, padded, magnitude, &code, err))) return nf_context(err, "row %zu, column %zu", r, c);
+            if ((status = encode_group(format, padded, magnitude, &code, err)))
+                return nf_context(err, "row %zu, column %zu", r, c);
             put_group(format, &code, r, block);
         }
     }
     return NF_OK;
 }
 
-/* ---- dequantisation ----------------------------------------------------------------------------------------------------- */
+/* ---- dequantisation ---- */
 
 static float element(nf_format format, const uint8_t *block, size_t r, size_t i, float block_scale) {
     const nf_type_traits *t = &traits_of[format.type];
@@ -269,27 +301,40 @@ static float element(nf_format format, const uint8_t *block, size_t r, size_t i,
     uint16_t h;
     float f;
     switch (format.type) {
-    case NF_TYPE_F32: memcpy(&f, row + 4 * i, 4); return f;
-    case NF_TYPE_F16: memcpy(&h, row + 2 * i, 2); return nf_f16_to_f32(h);
-    case NF_TYPE_BF16: memcpy(&h, row + 2 * i, 2); return nf_bf16_to_f32(h);
-    case NF_TYPE_F8: return nf_e4m3_to_f32(row[i]) * block_scale;
-    case NF_TYPE_I8: memcpy(&h, block + 2 * r, 2); return nf_f16_to_f32(h) * (float)(int8_t)row[i];
+    case NF_TYPE_F32:
+        memcpy(&f, row + 4 * i, 4);
+        return f;
+    case NF_TYPE_F16:
+        memcpy(&h, row + 2 * i, 2);
+        return nf_f16_to_f32(h);
+    case NF_TYPE_BF16:
+        memcpy(&h, row + 2 * i, 2);
+        return nf_bf16_to_f32(h);
+    case NF_TYPE_F8:
+        return nf_e4m3_to_f32(row[i]) * block_scale;
+    case NF_TYPE_I8:
+        memcpy(&h, block + 2 * r, 2);
+        return nf_f16_to_f32(h) * (float)(int8_t)row[i];
     case NF_TYPE_C4:
         memcpy(&h, block + 2 * r, 2);
-        return nf_f16_to_f32(h) * (float)nf_codebook_values(format.codebook)[i < 16 ? row[i] & 15 : row[i - 16] >> 4];
-    default: return (float)row[i];
+        return nf_f16_to_f32(h) *
+               (float)nf_codebook_values(format.codebook)[i < 16 ? row[i] & 15 : row[i - 16] >> 4];
+    default:
+        return (float)row[i];
     }
 }
 
-void nf_dequantise_row(nf_format format, const uint8_t *tile, size_t row, size_t cols, const float *block_scales, float *out) {
+void nf_dequantise_row(nf_format format, const uint8_t *tile, size_t row, size_t cols,
+                       const float *block_scales, float *out) {
     for (size_t c = 0; c < cols; c++)
         out[c] = element(format, tile + c / NF_GROUP * traits_of[format.type].block_bytes, row, c % NF_GROUP,
                          block_scales ? block_scales[c / NF_F8_BLOCK] : 1.0f);
 }
 
-void nf_dequantise_tile(nf_format format, const uint8_t *tile, size_t n_rows, size_t cols, const float *block_scales, float *rows,
-                        size_t stride) {
-    for (size_t r = 0; r < n_rows; r++) nf_dequantise_row(format, tile, r, cols, block_scales, rows + r * stride);
+void nf_dequantise_tile(nf_format format, const uint8_t *tile, size_t n_rows, size_t cols,
+                        const float *block_scales, float *rows, size_t stride) {
+    for (size_t r = 0; r < n_rows; r++)
+        nf_dequantise_row(format, tile, r, cols, block_scales, rows + r * stride);
 }
 
 void nf_f8_block_scales(const float *w, size_t stride, size_t rows, size_t cols, float *out) {

@@ -1,10 +1,10 @@
 /*
- * Storage types: what a stored matrix element is, how 8 rows x 32 columns of it are laid out, and the reference
- * (slow, exact) conversions. A type is data: kernels read these traits, they are not copied for each type.
- * The meaning of every byte is specified in docs/arithmetic.md.
+ * Storage types: what a stored matrix element is, how 8 rows x 32 columns of it are laid out, and the
+ * reference (slow, exact) conversions. A type is data: kernels read these traits, they are not copied for
+ * each type. The meaning of every byte is specified in docs/arithmetic.md.
  *
- * Geometry: 8 rows form a tile; a tile is ceil(K/32) blocks of 8 rows x 32 columns; a matrix is its tiles in row
- * order. N is padded to 8, K to 32. Padding bytes are zero.
+ * Geometry: 8 rows form a tile; a tile is ceil(K/32) blocks of 8 rows x 32 columns; a matrix is its tiles in
+ * row order. N is padded to 8, K to 32. Padding bytes are zero.
  */
 #ifndef NF_FORMAT_TYPES_H
 #define NF_FORMAT_TYPES_H
@@ -16,18 +16,18 @@
 #include <stdint.h>
 
 #define NF_TILE_ROWS 8
-#define NF_GROUP 32        /* columns of a group: one scale, one integer dot */
-#define NF_F8_BLOCK 128    /* rows and columns that share one f32 scale in type f8 */
+#define NF_GROUP 32     /* columns of a group: one scale, one integer dot */
+#define NF_F8_BLOCK 128 /* rows and columns that share one f32 scale in type f8 */
 
 /* Numbers are part of the container format: never renumber. */
 typedef enum nf_type {
     NF_TYPE_F32 = 0,
     NF_TYPE_F16 = 1,
     NF_TYPE_BF16 = 2,
-    NF_TYPE_F8 = 3,  /* e4m3 with an f32 scale per 128x128 block */
-    NF_TYPE_I8 = 4,  /* int8, f16 scale per group */
-    NF_TYPE_C4 = 5,  /* 4-bit index into a codebook, scale per group */
-    NF_TYPE_U8 = 6,  /* raw bytes (blobs) */
+    NF_TYPE_F8 = 3, /* e4m3 with an f32 scale per 128x128 block */
+    NF_TYPE_I8 = 4, /* int8, f16 scale per group */
+    NF_TYPE_C4 = 5, /* 4-bit index into a codebook, scale per group */
+    NF_TYPE_U8 = 6, /* raw bytes (blobs) */
     NF_TYPE_COUNT
 } nf_type;
 
@@ -74,18 +74,18 @@ uint64_t nf_matrix_scale_offset(nf_type type, uint64_t rows, uint64_t cols);
 /* Quantises one tile: n_rows (1..8; the missing rows are zero padding) rows of `cols` floats, `stride` floats
  * apart, to `out` (ceil(cols/32) * block_bytes bytes). For NF_TYPE_F8 the caller supplies the scales of this
  * tile's row of 128-blocks, `block_scales` [ceil(cols/128)] (element = e4m3(w / scale)); NULL otherwise.
- * Values must be finite: NF_ERR_NUMERIC names row and column (relative to the tile) of the first that is not, or of
- * the first whose scale does not fit f16. */
+ * Values must be finite: NF_ERR_NUMERIC names row and column (relative to the tile) of the first that is not,
+ * or of the first whose scale does not fit f16. */
 nf_status nf_quantise_tile(nf_format format, const float *rows, size_t stride, size_t n_rows, size_t cols,
                            const float *block_scales, uint8_t *out, nf_error *err);
 /* Inverse: writes n_rows x cols floats, `stride` floats apart. */
-void nf_dequantise_tile(nf_format format, const uint8_t *tile, size_t n_rows, size_t cols, const float *block_scales,
-                        float *rows, size_t stride);
+void nf_dequantise_tile(nf_format format, const uint8_t *tile, size_t n_rows, size_t cols,
+                        const float *block_scales, float *rows, size_t stride);
 /* One row (0..7) of a tile: `cols` floats to out. */
-void nf_dequantise_row(nf_format format, const uint8_t *tile, size_t row, size_t cols, const float *block_scales,
-                       float *out);
-/* f8: computes the scale table of an N x K f32 matrix (power-of-two scales, absmax maps to <= 448; a zero block has
- * scale 1). out [ceil(N/128), ceil(K/128)]. */
+void nf_dequantise_row(nf_format format, const uint8_t *tile, size_t row, size_t cols,
+                       const float *block_scales, float *out);
+/* f8: computes the scale table of an N x K f32 matrix (power-of-two scales, absmax maps to <= 448; a zero
+ * block has scale 1). out [ceil(N/128), ceil(K/128)]. */
 void nf_f8_block_scales(const float *w, size_t stride, size_t rows, size_t cols, float *out);
 
 #endif

@@ -45,8 +45,7 @@ nf_status nf_cache_folder(nf_buf *out, nf_error *err) {
     return nf_buf_printf(out, err, "%s/.cache/ninfer", home);
 }
 
-/* ---- what identifies a checkpoint
- * ----------------------------------------------------------------------------------------- */
+/* ---- what identifies a checkpoint ---- */
 
 static bool ends_with(const char *name, const char *suffix) {
     size_t n = strlen(name), m = strlen(suffix);

@@ -72,8 +72,7 @@ static nf_status render(const nf_chat *chat, char **prompt, size_t *n, nf_error 
     return status;
 }
 
-/* ---- the answer on the screen
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the answer on the screen ---- */
 
 typedef struct screen {
     nf_think_split split;

@@ -78,8 +78,7 @@ static const nf_args_spec spec = {
     .max_positional = 1,
 };
 
-/* ---- checks before the long work
- * -------------------------------------------------------------------------------------- */
+/* ---- checks before the long work ---- */
 
 /* Returns 0, or 2 after printing what is wrong. */
 static int check_usage(void) {
@@ -105,8 +104,7 @@ static nf_status check_stops(nf_error *err) {
     return status;
 }
 
-/* ---- the prompt
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the prompt ---- */
 
 typedef struct prompt_ids {
     int32_t *ids;
@@ -221,8 +219,7 @@ static nf_status dump_logits(const nf_model *model, nf_session *session, const p
     return status ? status : nf_npy_finish(npy, err);
 }
 
-/* ---- the answer
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the answer ---- */
 
 static bool print_text(void *user, const char *text, size_t n) {
     (void)user;
@@ -301,8 +298,7 @@ static nf_status generate(const nf_model *model, nf_session *session, const prom
     return status;
 }
 
-/* ---- the whole
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- the whole ---- */
 
 static nf_status run(const nf_model *model, nf_session *session, const prompt_ids *prompt, nf_npy *npy,
                      nf_error *err) {

@@ -1,6 +1,7 @@
 /*
- * Gated full attention (docs/models.md, "Attention, gated"): per head q and gate, norms and rotary on q and k, blocks of
- * keys at absolute multiples of NF_ATTENTION_BLOCK combined in order, times sigmoid(gate), o_proj.
+ * Gated full attention (docs/models.md, "Attention, gated"): per head q and gate, norms and rotary on q and
+ * k, blocks of keys at absolute multiples of NF_ATTENTION_BLOCK combined in order, times sigmoid(gate),
+ * o_proj.
  */
 #include "runtime/session_internal.h"
 
@@ -15,7 +16,9 @@ typedef struct attention_step {
 static float *kv_row(nf_session *s, uint32_t layer, int which, size_t head, size_t position) {
     const nf_model_desc *d = &s->model->desc;
     float *page = s->kv[layer].pages[position / NF_ATTENTION_BLOCK];
-    return page + (((size_t)which * d->n_kv_heads + head) * NF_ATTENTION_BLOCK + position % NF_ATTENTION_BLOCK) * d->head_dim;
+    return page +
+           (((size_t)which * d->n_kv_heads + head) * NF_ATTENTION_BLOCK + position % NF_ATTENTION_BLOCK) *
+               d->head_dim;
 }
 
 /* Halves convention: element i turns with element i + R/2; elements from R on stay. */
@@ -48,12 +51,14 @@ static void prepare_body(void *user, size_t begin, size_t end, int thread) {
         float *k = kv_row(s, step->layer, 0, head, s->first + t);
         nf_norm_row(s, s->k + (t * d->n_kv_heads + head) * dim, w->k_norm, dim, k);
         rotate(k, cosine, sine, half);
-        memcpy(kv_row(s, step->layer, 1, head, s->first + t), s->v + (t * d->n_kv_heads + head) * dim, dim * sizeof(float));
+        memcpy(kv_row(s, step->layer, 1, head, s->first + t), s->v + (t * d->n_kv_heads + head) * dim,
+               dim * sizeof(float));
     }
 }
 
 /* softmax(q K^T / sqrt(dim)) V of one head over positions 0..position, into out [dim]. */
-static void attend(nf_session *s, uint32_t layer, const float *q, size_t kv_head, size_t position, float *out, float *scratch) {
+static void attend(nf_session *s, uint32_t layer, const float *q, size_t kv_head, size_t position, float *out,
+                   float *scratch) {
     const nf_kernels *kernels = s->model->kernels;
     const size_t dim = s->model->desc.head_dim;
     const float scale = 1.0f / sqrtf((float)dim);
@@ -61,9 +66,9 @@ static void attend(nf_session *s, uint32_t layer, const float *q, size_t kv_head
     nf_attention_part total = {0};
     for (size_t first = 0; first <= position; first += NF_ATTENTION_BLOCK) {
         size_t n = position + 1 - first < NF_ATTENTION_BLOCK ? position + 1 - first : NF_ATTENTION_BLOCK;
-        nf_attention_part part =
-            kernels->attention_block(q, kv_row(s, layer, 0, kv_head, first), kv_row(s, layer, 1, kv_head, first), dim, n, dim,
-                                     scale, first ? block : out, scores);
+        nf_attention_part part = kernels->attention_block(q, kv_row(s, layer, 0, kv_head, first),
+                                                          kv_row(s, layer, 1, kv_head, first), dim, n, dim,
+                                                          scale, first ? block : out, scores);
         if (!first) {
             total = part;
             continue;
@@ -115,6 +120,7 @@ void nf_attention_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     nf_team_loop(worker, (size_t)s->n * (d->n_heads + d->n_kv_heads), 4, prepare_body, &step);
     nf_team_loop(worker, (size_t)s->n * d->n_heads, 1, attend_body, &step);
     nf_team_loop(worker, s->n, 1, quantise_body, &step);
-    nf_product output = {.w = w->o, .in = &s->attended, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};
+    nf_product output = {
+        .w = w->o, .in = &s->attended, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};
     nf_run_products(worker, &output, 1);
 }

@@ -1,6 +1,6 @@
 /*
- * Checkpoints (docs/architecture.md, "State"): KV entries stay valid for a prefix, recurrent states do not, so a sequence
- * can only be resumed where a copy of the recurrent state was kept.
+ * Checkpoints (docs/architecture.md, "State"): KV entries stay valid for a prefix, recurrent states do not,
+ * so a sequence can only be resumed where a copy of the recurrent state was kept.
  */
 #include "runtime/checkpoint_internal.h"
 
@@ -23,8 +23,10 @@ static nf_checkpoint *choose_slot(nf_session *s) {
     for (int i = 0; i < NF_MAX_CHECKPOINTS; i++) {
         nf_checkpoint *c = &s->checkpoints[i];
         if (c->state && c->position == s->position) return c;
-        if (!c->state && best->state) best = c;
-        else if (c->state && best->state && c->used < best->used) best = c;
+        if (!c->state && best->state)
+            best = c;
+        else if (c->state && best->state && c->used < best->used)
+            best = c;
     }
     return best;
 }
@@ -52,7 +54,8 @@ nf_status nf_checkpoint_take(nf_session *s, bool with_logits, nf_error *err) {
 }
 
 uint32_t nf_checkpoint_resume(nf_session *s, uint32_t common, bool need_logits) {
-    if (s->position < common || (s->position == common && (s->has_logits || !need_logits))) return s->position;
+    if (s->position < common || (s->position == common && (s->has_logits || !need_logits)))
+        return s->position;
     nf_checkpoint *best = NULL;
     for (int i = 0; i < NF_MAX_CHECKPOINTS; i++) {
         nf_checkpoint *c = &s->checkpoints[i];

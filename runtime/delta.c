@@ -1,6 +1,6 @@
 /*
- * Gated DeltaNet (docs/models.md; Yang et al., "Gated Delta Networks", 2024): causal convolution, normalised q and k, the
- * delta rule on a state matrix per value head evaluated token by token, gated norm, out_proj.
+ * Gated DeltaNet (docs/models.md; Yang et al., "Gated Delta Networks", 2024): causal convolution, normalised
+ * q and k, the delta rule on a state matrix per value head evaluated token by token, gated norm, out_proj.
  */
 #include "runtime/session_internal.h"
 
@@ -15,7 +15,9 @@ typedef struct delta_step {
     size_t channels; /* C = 2 * key heads * dk + value heads * dv */
 } delta_step;
 
-static double softplus(double x) { return x > 30 ? x : log1p(exp(x)); }
+static double softplus(double x) {
+    return x > 30 ? x : log1p(exp(x));
+}
 
 /* x / sqrt(sum x^2 + 1e-6) * scale, in place. */
 static void l2_normalise(const nf_kernels *kernels, float *x, size_t n, float scale) {
@@ -23,8 +25,8 @@ static void l2_normalise(const nf_kernels *kernels, float *x, size_t n, float sc
     kernels->scale_rows(x, inverse * scale, NULL, x, n);
 }
 
-/* Items: (token, slot): key heads of q, key heads of k, value heads. Convolution and SiLU of the slot's channels; q and k
- * are normalised; a value slot also turns b and a into beta and decay. */
+/* Items: (token, slot): key heads of q, key heads of k, value heads. Convolution and SiLU of the slot's
+ * channels; q and k are normalised; a value slot also turns b and a into beta and decay. */
 static void conv_body(void *user, size_t begin, size_t end, int thread) {
     (void)thread;
     const delta_step *step = user;
@@ -32,16 +34,20 @@ static void conv_body(void *user, size_t begin, size_t end, int thread) {
     const nf_model_desc *d = &s->model->desc;
     const nf_kernels *kernels = s->model->kernels;
     const nf_delta_weights *w = &s->model->layers[step->layer].delta;
-    const size_t K = d->lin_k_heads, V = d->lin_v_heads, dk = d->lin_k_dim, dv = d->lin_v_dim, C = step->channels;
+    const size_t K = d->lin_k_heads, V = d->lin_v_heads, dk = d->lin_k_dim, dv = d->lin_v_dim,
+                 C = step->channels;
     for (size_t i = begin; i < end; i++) {
         size_t t = i / (2 * K + V), slot = i % (2 * K + V);
-        size_t channel = slot < 2 * K ? slot * dk : 2 * K * dk + (slot - 2 * K) * dv, n = slot < 2 * K ? dk : dv;
+        size_t channel = slot < 2 * K ? slot * dk : 2 * K * dk + (slot - 2 * K) * dv,
+               n = slot < 2 * K ? dk : dv;
         const float *rows[NF_MAX_CONV_TAPS];
         for (size_t tap = 0; tap < d->conv_width; tap++) rows[tap] = s->conv_in + (t + tap) * C + channel;
         float *y = s->conv_out + t * C + channel;
         kernels->conv_silu(rows, w->conv + channel, C, d->conv_width, y, n);
-        if (slot < K) l2_normalise(kernels, y, n, 1.0f / sqrtf((float)dk));
-        else if (slot < 2 * K) l2_normalise(kernels, y, n, 1.0f);
+        if (slot < K)
+            l2_normalise(kernels, y, n, 1.0f / sqrtf((float)dk));
+        else if (slot < 2 * K)
+            l2_normalise(kernels, y, n, 1.0f);
         else {
             size_t head = slot - 2 * K;
             float *b = s->ba + t * 2 * V + head, *a = b + V;
@@ -58,15 +64,17 @@ static void rule_body(void *user, size_t begin, size_t end, int thread) {
     const delta_step *step = user;
     nf_session *s = step->s;
     const nf_model_desc *d = &s->model->desc;
-    const size_t K = d->lin_k_heads, V = d->lin_v_heads, dk = d->lin_k_dim, dv = d->lin_v_dim, C = step->channels;
+    const size_t K = d->lin_k_heads, V = d->lin_v_heads, dk = d->lin_k_dim, dv = d->lin_v_dim,
+                 C = step->channels;
     const size_t blocks = (dv + COLUMN_BLOCK - 1) / COLUMN_BLOCK, stride = (dv + 7) / 8 * 8;
     for (size_t i = begin; i < end; i++) {
         size_t head = i / blocks, column = i % blocks * COLUMN_BLOCK, key_head = head / (V / K);
         size_t n_cols = dv - column < COLUMN_BLOCK ? dv - column : COLUMN_BLOCK;
-        s->model->kernels->delta_rule(
-            s->state + s->state_at[step->layer] + head * dk * stride + column, stride, dk, n_cols, s->n,
-            s->conv_out + key_head * dk, s->conv_out + (K + key_head) * dk, C, s->conv_out + 2 * K * dk + head * dv + column, C,
-            s->ba + V + head, s->ba + head, 2 * V, s->mixed.x + head * dv + column, s->mixed.kp);
+        s->model->kernels->delta_rule(s->state + s->state_at[step->layer] + head * dk * stride + column,
+                                      stride, dk, n_cols, s->n, s->conv_out + key_head * dk,
+                                      s->conv_out + (K + key_head) * dk, C,
+                                      s->conv_out + 2 * K * dk + head * dv + column, C, s->ba + V + head,
+                                      s->ba + head, 2 * V, s->mixed.x + head * dv + column, s->mixed.kp);
     }
 }
 
@@ -108,6 +116,7 @@ void nf_delta_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     if (worker->thread == 0) memcpy(conv_state, s->conv_in + s->n * C, past * sizeof(float));
     nf_team_loop(worker, V * ((dv + COLUMN_BLOCK - 1) / COLUMN_BLOCK), 1, rule_body, &step);
     nf_team_loop(worker, s->n, 1, gate_body, &step);
-    nf_product output = {.w = w->out, .in = &s->mixed, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};
+    nf_product output = {
+        .w = w->out, .in = &s->mixed, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};
     nf_run_products(worker, &output, 1);
 }

@@ -1,6 +1,6 @@
 /*
- * The qwen3_5_moe family (docs/models.md): what its config.json says and which tensors it has. A tensor is a row of a table:
- * name pattern, role and shape in terms of the hyper-parameters.
+ * The qwen3_5_moe family (docs/models.md): what its config.json says and which tensors it has. A tensor is a
+ * row of a table: name pattern, role and shape in terms of the hyper-parameters.
  */
 #include "runtime/family.h"
 
@@ -15,7 +15,7 @@
 
 static const char *const supported[] = {"qwen3_5_moe", "qwen3_5_moe_text"};
 
-/* ---- config.json -------------------------------------------------------------------------------------------------------- */
+/* ---- config.json ---- */
 
 typedef struct config {
     const json_t *root, *text; /* text: the text_config of multimodal models, else root */
@@ -28,7 +28,8 @@ static void bad_field(config *c, const char *field, const char *what) {
     if (!c->status) c->status = nf_fail(c->err, NF_ERR_FORMAT, "%s: '%s' %s", c->file, field, what);
 }
 
-/* An integer in min..max; `otherwise` when the field is absent (a negative value means that it must be there). */
+/* An integer in min..max; `otherwise` when the field is absent (a negative value means that it must be
+ * there). */
 static uint32_t get_u32(config *c, const char *field, int64_t min, int64_t max, int64_t otherwise) {
     const json_t *v = json_object_get(c->text, field);
     if (!v || json_is_null(v)) {
@@ -37,14 +38,16 @@ static uint32_t get_u32(config *c, const char *field, int64_t min, int64_t max, 
     }
     if (!json_is_integer(v) || json_integer_value(v) < min || json_integer_value(v) > max) {
         char what[96];
-        snprintf(what, sizeof what, "must be a whole number between %lld and %lld", (long long)min, (long long)max);
+        snprintf(what, sizeof what, "must be a whole number between %lld and %lld", (long long)min,
+                 (long long)max);
         bad_field(c, field, what);
         return (uint32_t)min;
     }
     return (uint32_t)json_integer_value(v);
 }
 
-static double get_real(config *c, const json_t *object, const char *field, double min, double max, double otherwise) {
+static double get_real(config *c, const json_t *object, const char *field, double min, double max,
+                       double otherwise) {
     const json_t *v = json_object_get(object, field);
     if (!v || json_is_null(v)) return otherwise;
     double x = json_number_value(v);
@@ -71,7 +74,8 @@ static void parse_rope(config *c, nf_model_desc *d) {
         return;
     }
     d->rope_theta = get_real(c, rope, "rope_theta", 1.0, 1e12, 1e7);
-    double part = get_real(c, rope, "partial_rotary_factor", 0.0, 1.0, get_real(c, c->text, "partial_rotary_factor", 0.0, 1.0, 0.25));
+    double part = get_real(c, rope, "partial_rotary_factor", 0.0, 1.0,
+                           get_real(c, c->text, "partial_rotary_factor", 0.0, 1.0, 0.25));
     d->rope_dim = (uint32_t)((double)d->head_dim * part);
     if (d->rope_dim % 2) bad_field(c, "partial_rotary_factor", "gives an odd number of rotary dimensions");
 }
@@ -85,10 +89,14 @@ static void parse_layers(config *c, nf_model_desc *d) {
     }
     for (uint32_t l = 0; l < d->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, l));
-        if (!types) d->layer_kind[l] = (l + 1) % interval ? NF_LAYER_LINEAR_ATTENTION : NF_LAYER_FULL_ATTENTION;
-        else if (type && !strcmp(type, "full_attention")) d->layer_kind[l] = NF_LAYER_FULL_ATTENTION;
-        else if (type && !strcmp(type, "linear_attention")) d->layer_kind[l] = NF_LAYER_LINEAR_ATTENTION;
-        else bad_field(c, "layer_types", "holds something other than full_attention and linear_attention");
+        if (!types)
+            d->layer_kind[l] = (l + 1) % interval ? NF_LAYER_LINEAR_ATTENTION : NF_LAYER_FULL_ATTENTION;
+        else if (type && !strcmp(type, "full_attention"))
+            d->layer_kind[l] = NF_LAYER_FULL_ATTENTION;
+        else if (type && !strcmp(type, "linear_attention"))
+            d->layer_kind[l] = NF_LAYER_LINEAR_ATTENTION;
+        else
+            bad_field(c, "layer_types", "holds something other than full_attention and linear_attention");
     }
 }
 
@@ -101,7 +109,8 @@ static void parse_eos(config *c, nf_model_desc *d) {
         const json_t *id = json_is_array(eos) ? json_array_get(eos, i) : eos;
         if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= d->vocab_size)
             bad_field(c, "eos_token_id", "is outside the vocabulary");
-        else d->eos_ids[d->n_eos++] = (int32_t)json_integer_value(id);
+        else
+            d->eos_ids[d->n_eos++] = (int32_t)json_integer_value(id);
     }
 }
 
@@ -110,16 +119,19 @@ static void parse_fields(config *c, nf_model_desc *d) {
     d->hidden = get_u32(c, "hidden_size", 1, 1 << 17, -1);
     d->max_context = get_u32(c, "max_position_embeddings", 1, 1 << 24, 32768);
     d->rms_eps = (float)get_real(c, c->text, "rms_norm_eps", 0.0, 1.0, 1e-6);
-    d->tied_embedding = get_bool(c, c->text, "tie_word_embeddings", get_bool(c, c->root, "tie_word_embeddings", false));
+    d->tied_embedding =
+        get_bool(c, c->text, "tie_word_embeddings", get_bool(c, c->root, "tie_word_embeddings", false));
     d->n_heads = get_u32(c, "num_attention_heads", 1, 4096, -1);
     d->n_kv_heads = get_u32(c, "num_key_value_heads", 1, 4096, d->n_heads);
     d->head_dim = get_u32(c, "head_dim", 1, 4096, 256);
-    if (d->n_heads % d->n_kv_heads) bad_field(c, "num_attention_heads", "is not a multiple of num_key_value_heads");
+    if (d->n_heads % d->n_kv_heads)
+        bad_field(c, "num_attention_heads", "is not a multiple of num_key_value_heads");
     d->lin_k_heads = get_u32(c, "linear_num_key_heads", 1, 4096, 16);
     d->lin_v_heads = get_u32(c, "linear_num_value_heads", 1, 4096, 32);
     d->lin_k_dim = get_u32(c, "linear_key_head_dim", 1, 4096, 128);
     d->lin_v_dim = get_u32(c, "linear_value_head_dim", 1, 4096, 128);
-    if (d->lin_v_heads % d->lin_k_heads) bad_field(c, "linear_num_value_heads", "is not a multiple of linear_num_key_heads");
+    if (d->lin_v_heads % d->lin_k_heads)
+        bad_field(c, "linear_num_value_heads", "is not a multiple of linear_num_key_heads");
     d->conv_width = get_u32(c, "linear_conv_kernel_dim", 2, 16, 4);
     d->n_experts = get_u32(c, "num_experts", 1, 65536, -1);
     d->top_k = get_u32(c, "num_experts_per_tok", 1, d->n_experts, -1);
@@ -129,8 +141,10 @@ static void parse_fields(config *c, nf_model_desc *d) {
     d->n_mtp_layers = get_u32(c, "mtp_num_hidden_layers", 0, 1, 0);
     const char *act = json_string_value(json_object_get(c->text, "hidden_act"));
     if (act && strcmp(act, "silu") != 0) bad_field(c, "hidden_act", "is not silu");
-    if (get_bool(c, c->text, "attention_bias", false)) bad_field(c, "attention_bias", "is true, which this family does not have");
-    if (!get_bool(c, c->text, "attn_output_gate", true)) bad_field(c, "attn_output_gate", "is false, which is not supported");
+    if (get_bool(c, c->text, "attention_bias", false))
+        bad_field(c, "attention_bias", "is true, which this family does not have");
+    if (!get_bool(c, c->text, "attn_output_gate", true))
+        bad_field(c, "attn_output_gate", "is false, which is not supported");
 }
 
 static void parse_quantisation(config *c) {
@@ -140,12 +154,14 @@ static void parse_quantisation(config *c) {
     const char *method = json_string_value(json_object_get(q, "quant_method"));
     if (!method || strcmp(method, "fp8") != 0) {
         if (!c->status)
-            c->status = nf_fail(c->err, NF_ERR_UNSUPPORTED, "%s: quantization_config names the method '%s'; only 'fp8' is supported",
+            c->status = nf_fail(c->err, NF_ERR_UNSUPPORTED,
+                                "%s: quantization_config names the method '%s'; only 'fp8' is supported",
                                 c->file, method ? method : "");
         return;
     }
     const json_t *block = json_object_get(q, "weight_block_size");
-    if (json_integer_value(json_array_get(block, 0)) != 128 || json_integer_value(json_array_get(block, 1)) != 128)
+    if (json_integer_value(json_array_get(block, 0)) != 128 ||
+        json_integer_value(json_array_get(block, 1)) != 128)
         bad_field(c, "weight_block_size", "must be [128, 128]");
 }
 
@@ -156,17 +172,19 @@ static nf_status check_model_type(config *c, nf_model_desc *d) {
             snprintf(d->architecture, sizeof d->architecture, "%s", type);
             return NF_OK;
         }
-    return nf_fail(c->err, NF_ERR_UNSUPPORTED, "%s: model_type '%.100s' is not supported; supported: %s, %s", c->file,
-                   type ? type : "", supported[0], supported[1]);
+    return nf_fail(c->err, NF_ERR_UNSUPPORTED, "%s: model_type '%.100s' is not supported; supported: %s, %s",
+                   c->file, type ? type : "", supported[0], supported[1]);
 }
 
-nf_status nf_model_desc_parse(const char *json, size_t n, const char *file, nf_model_desc *out, nf_error *err) {
+nf_status nf_model_desc_parse(const char *json, size_t n, const char *file, nf_model_desc *out,
+                              nf_error *err) {
     *out = (nf_model_desc){0};
     json_error_t where;
     json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &where);
     if (!json_is_object(root)) {
         json_decref(root);
-        return nf_fail(err, NF_ERR_FORMAT, "%s: line %d: %s", file, where.line, root ? "not a JSON object" : where.text);
+        return nf_fail(err, NF_ERR_FORMAT, "%s: line %d: %s", file, where.line,
+                       root ? "not a JSON object" : where.text);
     }
     config c = {.root = root, .text = json_object_get(root, "text_config"), .file = file, .err = err};
     if (!json_is_object(c.text)) c.text = root;
@@ -176,7 +194,8 @@ nf_status nf_model_desc_parse(const char *json, size_t n, const char *file, nf_m
         parse_rope(&c, out);
         out->n_layers = get_u32(&c, "num_hidden_layers", 1, 4096, -1);
     }
-    if (!c.status && !(out->layer_kind = nf_calloc(out->n_layers, sizeof *out->layer_kind, "layer kinds", err)))
+    if (!c.status &&
+        !(out->layer_kind = nf_calloc(out->n_layers, sizeof *out->layer_kind, "layer kinds", err)))
         c.status = NF_ERR_MEMORY;
     if (!c.status) {
         parse_layers(&c, out);
@@ -193,33 +212,67 @@ void nf_model_desc_free(nf_model_desc *desc) {
     *desc = (nf_model_desc){0};
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------------------ */
+/* ---- tensors
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
 /* Hyper-parameters that shapes are written in. */
 typedef enum dim {
-    D_NONE, D_1, D_HIDDEN, D_VOCAB, D_Q_GATE, D_Q, D_KV, D_HEAD, D_QKV_LIN, D_V_LIN, D_V_HEADS, D_V_DIM, D_CONV, D_EXPERTS,
-    D_EXPERT_HIDDEN, D_SHARED_HIDDEN, D_2_HIDDEN
+    D_NONE,
+    D_1,
+    D_HIDDEN,
+    D_VOCAB,
+    D_Q_GATE,
+    D_Q,
+    D_KV,
+    D_HEAD,
+    D_QKV_LIN,
+    D_V_LIN,
+    D_V_HEADS,
+    D_V_DIM,
+    D_CONV,
+    D_EXPERTS,
+    D_EXPERT_HIDDEN,
+    D_SHARED_HIDDEN,
+    D_2_HIDDEN
 } dim;
 
 static uint64_t dim_value(const nf_model_desc *d, dim which) {
     switch (which) {
-    case D_NONE: return 0;
-    case D_1: return 1;
-    case D_HIDDEN: return d->hidden;
-    case D_2_HIDDEN: return 2ull * d->hidden;
-    case D_VOCAB: return d->vocab_size;
-    case D_Q_GATE: return 2ull * d->n_heads * d->head_dim;
-    case D_Q: return (uint64_t)d->n_heads * d->head_dim;
-    case D_KV: return (uint64_t)d->n_kv_heads * d->head_dim;
-    case D_HEAD: return d->head_dim;
-    case D_QKV_LIN: return 2ull * d->lin_k_heads * d->lin_k_dim + (uint64_t)d->lin_v_heads * d->lin_v_dim;
-    case D_V_LIN: return (uint64_t)d->lin_v_heads * d->lin_v_dim;
-    case D_V_HEADS: return d->lin_v_heads;
-    case D_V_DIM: return d->lin_v_dim;
-    case D_CONV: return d->conv_width;
-    case D_EXPERTS: return d->n_experts;
-    case D_EXPERT_HIDDEN: return d->expert_hidden;
-    case D_SHARED_HIDDEN: return d->shared_hidden;
+    case D_NONE:
+        return 0;
+    case D_1:
+        return 1;
+    case D_HIDDEN:
+        return d->hidden;
+    case D_2_HIDDEN:
+        return 2ull * d->hidden;
+    case D_VOCAB:
+        return d->vocab_size;
+    case D_Q_GATE:
+        return 2ull * d->n_heads * d->head_dim;
+    case D_Q:
+        return (uint64_t)d->n_heads * d->head_dim;
+    case D_KV:
+        return (uint64_t)d->n_kv_heads * d->head_dim;
+    case D_HEAD:
+        return d->head_dim;
+    case D_QKV_LIN:
+        return 2ull * d->lin_k_heads * d->lin_k_dim + (uint64_t)d->lin_v_heads * d->lin_v_dim;
+    case D_V_LIN:
+        return (uint64_t)d->lin_v_heads * d->lin_v_dim;
+    case D_V_HEADS:
+        return d->lin_v_heads;
+    case D_V_DIM:
+        return d->lin_v_dim;
+    case D_CONV:
+        return d->conv_width;
+    case D_EXPERTS:
+        return d->n_experts;
+    case D_EXPERT_HIDDEN:
+        return d->expert_hidden;
+    case D_SHARED_HIDDEN:
+        return d->shared_hidden;
     }
     return 0;
 }
@@ -283,19 +336,22 @@ typedef struct spec_list {
 } spec_list;
 
 /* Appends rows under a name prefix ("layers.3.", "mtp.") and the checkpoint's prefix for it. */
-static nf_status add_rows(spec_list *list, const row *rows, size_t n, const char *prefix, const char *source_prefix) {
-    nf_status status = nf_grow((void **)&list->items, &list->cap, list->n + n, sizeof *list->items, list->err);
+static nf_status add_rows(spec_list *list, const row *rows, size_t n, const char *prefix,
+                          const char *source_prefix) {
+    nf_status status =
+        nf_grow((void **)&list->items, &list->cap, list->n + n, sizeof *list->items, list->err);
     for (size_t i = 0; i < n && !status; i++) {
         nf_tensor_spec *s = &list->items[list->n++];
         *s = (nf_tensor_spec){.component = list->component, .role = rows[i].role};
         snprintf(s->name, sizeof s->name, "%s%s", prefix, rows[i].name);
         snprintf(s->source, sizeof s->source, "%s%s%s", source_prefix, rows[i].name, rows[i].suffix);
-        for (int k = 0; k < 3 && rows[i].shape[k] != D_NONE; k++) s->shape[s->n_dims++] = dim_value(list->desc, rows[i].shape[k]);
+        for (int k = 0; k < 3 && rows[i].shape[k] != D_NONE; k++)
+            s->shape[s->n_dims++] = dim_value(list->desc, rows[i].shape[k]);
     }
     return status;
 }
 
-#define ADD(rows, prefix, source)                                                                                      \
+#define ADD(rows, prefix, source)                                                                            \
     if ((status = add_rows(list, rows, sizeof(rows) / sizeof *(rows), prefix, source))) return status
 
 static nf_status add_layer(spec_list *list, nf_layer_kind kind, const char *prefix, const char *source) {

@@ -1,6 +1,7 @@
 /*
- * Model description: what config.json says (hyper-parameters) and which tensors a family has. The converter walks the
- * tensor list to find sources, the runtime to find objects: one table, so that they cannot disagree.
+ * Model description: what config.json says (hyper-parameters) and which tensors a family has. The converter
+ * walks the tensor list to find sources, the runtime to find objects: one table, so that they cannot
+ * disagree.
  */
 #ifndef NF_RUNTIME_FAMILY_H
 #define NF_RUNTIME_FAMILY_H
@@ -14,22 +15,24 @@
 typedef enum nf_layer_kind { NF_LAYER_FULL_ATTENTION, NF_LAYER_LINEAR_ATTENTION } nf_layer_kind;
 
 typedef enum nf_role {
-    NF_ROLE_VECTOR,       /* norms, biases, A_log, convolution taps: f32, plain */
-    NF_ROLE_MATRIX,       /* dense matrix [out, in]: i8 when the recipe's type is smaller than 8 bits, else that type */
+    NF_ROLE_VECTOR, /* norms, biases, A_log, convolution taps: f32, plain */
+    NF_ROLE_MATRIX, /* dense matrix [out, in]: i8 when the recipe's type is smaller than 8 bits, else that
+                       type */
     NF_ROLE_SMALL_MATRIX, /* router and gates [out, in]: f32 always, tiled */
     NF_ROLE_BANK          /* routed experts of one layer: the recipe's type */
 } nf_role;
 
 typedef struct nf_tensor_spec {
-    char name[96];       /* object name in the container, e.g. "layers.3.self_attn.q_proj" */
-    char source[160];    /* tensor name in the checkpoint without the text prefix ("model." or
-                            "model.language_model."): "layers.3.self_attn.q_proj.weight". For banks the stem:
-                            "layers.3.mlp.experts" (packed "gate_up_proj"/"down_proj" or "E.gate_proj.weight", ...).
-                            Names that begin with '/' are absolute: "/lm_head.weight", "/mtp.fc.weight". */
+    char name[96];         /* object name in the container, e.g. "layers.3.self_attn.q_proj" */
+    char source[160];      /* tensor name in the checkpoint without the text prefix ("model." or
+                              "model.language_model."): "layers.3.self_attn.q_proj.weight". For banks the stem:
+                              "layers.3.mlp.experts" (packed "gate_up_proj"/"down_proj" or "E.gate_proj.weight",
+                              ...).      Names that begin with '/' are absolute: "/lm_head.weight",
+                              "/mtp.fc.weight". */
     const char *component; /* "text" or "mtp" */
     nf_role role;
     uint32_t n_dims;
-    uint64_t shape[3];   /* as stored in the checkpoint, e.g. conv1d [C, 1, K]; banks [E, I, d] */
+    uint64_t shape[3]; /* as stored in the checkpoint, e.g. conv1d [C, 1, K]; banks [E, I, d] */
 } nf_tensor_spec;
 
 typedef struct nf_model_desc {
@@ -51,10 +54,12 @@ typedef struct nf_model_desc {
     uint32_t n_eos;
 } nf_model_desc;
 
-/* Reads config.json (n bytes of JSON, hostile): every field used is range-checked (no head count, width or product can
- * overflow later); a model_type that is not supported is NF_ERR_UNSUPPORTED and lists those that are. A multimodal config
- * is read through its text_config. `file` is for messages. Free with nf_model_desc_free. */
-nf_status nf_model_desc_parse(const char *json, size_t n, const char *file, nf_model_desc *out, nf_error *err);
+/* Reads config.json (n bytes of JSON, hostile): every field used is range-checked (no head count, width or
+ * product can overflow later); a model_type that is not supported is NF_ERR_UNSUPPORTED and lists those that
+ * are. A multimodal config is read through its text_config. `file` is for messages. Free with
+ * nf_model_desc_free. */
+nf_status nf_model_desc_parse(const char *json, size_t n, const char *file, nf_model_desc *out,
+                              nf_error *err);
 void nf_model_desc_free(nf_model_desc *desc);
 
 /* Lists all tensors of the model: text component first, then mtp. *out is an array of *n specs (free()). */

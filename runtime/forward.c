@@ -1,14 +1,15 @@
 /*
- * The walk of a token: embedding, layers (attention or linear attention, then mixture of experts), final norm, head.
- * Every thread runs these functions (SPMD, cpu/team.h); each step is a loop over whole rows, heads or tiles that ends at a
- * barrier. No value depends on how many tokens are computed together or on who computes them (docs/arithmetic.md).
+ * The walk of a token: embedding, layers (attention or linear attention, then mixture of experts), final
+ * norm, head. Every thread runs these functions (SPMD, cpu/team.h); each step is a loop over whole rows,
+ * heads or tiles that ends at a barrier. No value depends on how many tokens are computed together or on who
+ * computes them (docs/arithmetic.md).
  */
 #include "runtime/session_internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* ---- matrix products ------------------------------------------------------------------------------------------------- */
+/* ---- matrix products ---- */
 
 typedef struct product_loop {
     const nf_product *products;
@@ -16,12 +17,15 @@ typedef struct product_loop {
     const nf_kernels *kernels;
 } product_loop;
 
-static size_t tiles_of(const nf_product *p) { return p->n ? (p->w.rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS : 0; }
+static size_t tiles_of(const nf_product *p) {
+    return p->n ? (p->w.rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS : 0;
+}
 
 static void product_tile(const nf_kernels *kernels, const nf_product *p, size_t tile) {
     enum { BATCH = 64 };
     float out[BATCH * NF_TILE_ROWS];
-    const size_t row = tile * NF_TILE_ROWS, rows = p->w.rows - row < NF_TILE_ROWS ? p->w.rows - row : NF_TILE_ROWS;
+    const size_t row = tile * NF_TILE_ROWS,
+                 rows = p->w.rows - row < NF_TILE_ROWS ? p->w.rows - row : NF_TILE_ROWS;
     for (size_t j = 0; j < p->n; j += BATCH) {
         size_t m = p->n - j < BATCH ? p->n - j : BATCH, groups = p->in->kp / NF_GROUP;
         nf_rows in = *p->in;
@@ -71,12 +75,14 @@ void nf_run_products(nf_worker *worker, const nf_product *products, size_t n) {
     run_products(worker, model->kernels, products, n);
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------------------ */
+/* ---- rows
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
 static void quantise(nf_session *s, nf_rows *rows, size_t i) {
     size_t groups = rows->kp / NF_GROUP;
-    if (!s->model->kernels->quantise_row(rows->x + i * rows->kp, rows->kp, rows->q + i * rows->kp, rows->scale + i * groups,
-                                         rows->sum + i * groups))
+    if (!s->model->kernels->quantise_row(rows->x + i * rows->kp, rows->kp, rows->q + i * rows->kp,
+                                         rows->scale + i * groups, rows->sum + i * groups))
         atomic_store_explicit(&s->numeric_error, true, memory_order_relaxed);
 }
 
@@ -114,7 +120,7 @@ void nf_norm_rows(nf_worker *worker, nf_session *s, const float *norm, size_t fi
     nf_team_loop(worker, n, 1, norm_body, &loop);
 }
 
-/* ---- embedding and rotary angles --------------------------------------------------------------------------------------- */
+/* ---- embedding and rotary angles ---- */
 
 static void embed_body(void *user, size_t begin, size_t end, int thread) {
     (void)thread;
@@ -129,14 +135,17 @@ static void embed_body(void *user, size_t begin, size_t end, int thread) {
                           s->x + i * d->hidden);
         float *cosine = s->rope + i * d->rope_dim, *sine = cosine + half;
         for (size_t p = 0; p < half; p++) {
-            double angle = (double)(s->first + i) * pow(d->rope_theta, -2.0 * (double)p / (double)d->rope_dim);
+            double angle =
+                (double)(s->first + i) * pow(d->rope_theta, -2.0 * (double)p / (double)d->rope_dim);
             cosine[p] = (float)cos(angle);
             sine[p] = (float)sin(angle);
         }
     }
 }
 
-/* ---- the walk ---------------------------------------------------------------------------------------------------------- */
+/* ---- the walk
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 void nf_forward(nf_worker *worker, void *session) {
     nf_session *s = session;
@@ -145,8 +154,10 @@ void nf_forward(nf_worker *worker, void *session) {
     for (uint32_t l = 0; l < model->desc.n_layers; l++) {
         const nf_layer *layer = &model->layers[l];
         nf_norm_rows(worker, s, layer->input_norm, 0, s->n, &s->h);
-        if (layer->kind == NF_LAYER_FULL_ATTENTION) nf_attention_layer(worker, s, l);
-        else nf_delta_layer(worker, s, l);
+        if (layer->kind == NF_LAYER_FULL_ATTENTION)
+            nf_attention_layer(worker, s, l);
+        else
+            nf_delta_layer(worker, s, l);
         nf_norm_rows(worker, s, layer->post_norm, 0, s->n, &s->h);
         nf_moe_layer(worker, s, l);
     }
@@ -156,7 +167,10 @@ void nf_forward_head(nf_worker *worker, void *session) {
     nf_session *s = session;
     const nf_model *model = s->model;
     nf_norm_rows(worker, s, model->final_norm, s->head_first, s->head_n, &s->head_rows);
-    nf_product head = {.w = model->head, .in = &s->head_rows, .n = s->head_n, .out = s->logits,
+    nf_product head = {.w = model->head,
+                       .in = &s->head_rows,
+                       .n = s->head_n,
+                       .out = s->logits,
                        .out_stride = model->desc.vocab_size};
     run_products(worker, model->kernels, &head, 1);
 }

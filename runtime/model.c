@@ -1,6 +1,6 @@
 /*
- * Opening a model: container, description, tokenizer, chat template, generation defaults, weights. After this nothing
- * about the file can surprise a session.
+ * Opening a model: container, description, tokenizer, chat template, generation defaults, weights. After this
+ * nothing about the file can surprise a session.
  */
 #include "runtime/model_internal.h"
 
@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-void nf_free(void *p) { free(p); }
+void nf_free(void *p) {
+    free(p);
+}
 
 static nf_status read_text_blob(nf_model *model, const char *name, nf_buf *out, bool *found, nf_error *err) {
     const nf_object *object = nf_container_find(model->container, name);
@@ -27,24 +29,28 @@ static nf_status load_text(nf_model *model, nf_error *err) {
     bool found;
     nf_status status = read_text_blob(model, "tokenizer", &model->tokenizer_blob, &found, err);
     if (status) return status;
-    if (!found) return nf_fail(err, NF_ERR_FORMAT, "%s: holds no tokenizer; convert the model again", model->path);
+    if (!found)
+        return nf_fail(err, NF_ERR_FORMAT, "%s: holds no tokenizer; convert the model again", model->path);
     status = nf_tokenizer_load(model->tokenizer_blob.data, model->tokenizer_blob.len, &model->tokenizer, err);
     if (status) return nf_context(err, "%s: tokenizer", model->path);
     if (nf_tokenizer_size(model->tokenizer) > model->desc.vocab_size)
-        return nf_fail(err, NF_ERR_FORMAT, "%s: the tokenizer has %zu ids, the model's vocabulary %u", model->path,
-                       nf_tokenizer_size(model->tokenizer), model->desc.vocab_size);
+        return nf_fail(err, NF_ERR_FORMAT, "%s: the tokenizer has %zu ids, the model's vocabulary %u",
+                       model->path, nf_tokenizer_size(model->tokenizer), model->desc.vocab_size);
     status = read_text_blob(model, "chat_template", &model->template_text, &found, err);
     if (status || !found) return status;
-    status = nf_template_parse(model->template_text.data, model->template_text.len, &model->chat_template, err);
+    status =
+        nf_template_parse(model->template_text.data, model->template_text.len, &model->chat_template, err);
     return status ? nf_context(err, "%s: chat template", model->path) : NF_OK;
 }
 
 static nf_status add_stop_id(nf_model *model, int64_t id, size_t *cap, nf_error *err) {
     if (id < 0 || id >= model->desc.vocab_size)
-        return nf_fail(err, NF_ERR_FORMAT, "%s: stop token %lld is outside the vocabulary", model->path, (long long)id);
+        return nf_fail(err, NF_ERR_FORMAT, "%s: stop token %lld is outside the vocabulary", model->path,
+                       (long long)id);
     for (size_t i = 0; i < model->n_stop_ids; i++)
         if (model->stop_ids[i] == id) return NF_OK;
-    nf_status status = nf_grow((void **)&model->stop_ids, cap, model->n_stop_ids + 1, sizeof *model->stop_ids, err);
+    nf_status status =
+        nf_grow((void **)&model->stop_ids, cap, model->n_stop_ids + 1, sizeof *model->stop_ids, err);
     if (!status) model->stop_ids[model->n_stop_ids++] = (int32_t)id;
     return status;
 }
@@ -54,12 +60,13 @@ static double number_or(const json_t *object, const char *key, double otherwise)
     return json_is_number(v) ? json_number_value(v) : otherwise;
 }
 
-/* Stop tokens: eos_token_id of generation_config.json united with the config's. Sampling: what generation_config.json
- * names, with do_sample false (or nothing) meaning greedy. */
+/* Stop tokens: eos_token_id of generation_config.json united with the config's. Sampling: what
+ * generation_config.json names, with do_sample false (or nothing) meaning greedy. */
 static nf_status load_generation(nf_model *model, nf_error *err) {
     size_t cap = 0;
     nf_status status = NF_OK;
-    for (uint32_t i = 0; i < model->desc.n_eos && !status; i++) status = add_stop_id(model, model->desc.eos_ids[i], &cap, err);
+    for (uint32_t i = 0; i < model->desc.n_eos && !status; i++)
+        status = add_stop_id(model, model->desc.eos_ids[i], &cap, err);
     model->sampling = nf_sampling_greedy();
     const char *text = nf_container_meta(model->container, "model.generation_config");
     if (status || !text) return status;
@@ -67,7 +74,8 @@ static nf_status load_generation(nf_model *model, nf_error *err) {
     json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, &where);
     if (!json_is_object(root)) {
         json_decref(root);
-        return nf_fail(err, NF_ERR_FORMAT, "%s: generation defaults are not a JSON object: %s", model->path, where.text);
+        return nf_fail(err, NF_ERR_FORMAT, "%s: generation defaults are not a JSON object: %s", model->path,
+                       where.text);
     }
     const json_t *eos = json_object_get(root, "eos_token_id");
     if (json_is_integer(eos)) status = add_stop_id(model, json_integer_value(eos), &cap, err);
@@ -88,7 +96,8 @@ static nf_status load_generation(nf_model *model, nf_error *err) {
 static nf_status load_description(nf_model *model, nf_error *err) {
     const char *config = nf_container_meta(model->container, "model.config");
     if (!config)
-        return nf_fail(err, NF_ERR_FORMAT, "%s: has no model description ('model.config'); is it a model?", model->path);
+        return nf_fail(err, NF_ERR_FORMAT, "%s: has no model description ('model.config'); is it a model?",
+                       model->path);
     return nf_model_desc_parse(config, strlen(config), model->path, &model->desc, err);
 }
 
@@ -96,7 +105,8 @@ static nf_status choose_threads(nf_model *model, int wanted, nf_error *err) {
     nf_status status = nf_kernels_get(&model->kernels, err);
     if (status) return status;
     if (wanted < 0 || wanted > 1024)
-        return nf_fail(err, NF_ERR_ARGUMENT, "the number of threads must be between 1 and 1024, not %d", wanted);
+        return nf_fail(err, NF_ERR_ARGUMENT, "the number of threads must be between 1 and 1024, not %d",
+                       wanted);
     if (!wanted) {
         nf_topology topology;
         if ((status = nf_topology_get(&topology, err))) return status;
@@ -107,7 +117,8 @@ static nf_status choose_threads(nf_model *model, int wanted, nf_error *err) {
 }
 
 static nf_status verify_all(nf_model *model, const nf_model_options *options, nf_error *err) {
-    return nf_container_verify(model->path, model->team.n_threads, NULL, NULL, options->progress, options->progress_user, err);
+    return nf_container_verify(model->path, model->team.n_threads, NULL, NULL, options->progress,
+                               options->progress_user, err);
 }
 
 nf_status nf_model_open(const char *path, const nf_model_options *options, nf_model **out, nf_error *err) {
@@ -129,11 +140,7 @@ nf_status nf_model_open(const char *path, const nf_model_options *options, nf_mo
         nf_model_free(model);
         return status;
     }
-    for (size_t i = 0; i < nf_container_part_count(model->container); i++) {
-        uint64_t length;
-        nf_container_part(model->container, i, NULL, &length, NULL);
-        model->file_bytes += length;
-    }
+    model->file_bytes = nf_container_file_bytes(model->container);
     *out = model;
     return NF_OK;
 }
@@ -175,18 +182,22 @@ void nf_model_get_info(const nf_model *model, nf_model_info *out) {
         .isa = model->kernels->name,
         .has_chat_template = model->chat_template != NULL,
     };
-    nf_session_sizes(model, NF_DEFAULT_PREFILL_CHUNK, &out->kv_bytes_per_token, &out->state_bytes, &out->workspace_bytes);
+    nf_session_sizes(model, NF_DEFAULT_PREFILL_CHUNK, &out->kv_bytes_per_token, &out->state_bytes,
+                     &out->workspace_bytes);
 }
 
-/* ---- text ------------------------------------------------------------------------------------------------------------ */
+/* ---- text
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
-nf_status nf_tokenize(const nf_model *model, const char *text, size_t n_bytes, bool parse_special, int32_t **ids, size_t *n_ids,
-                      nf_error *err) {
+nf_status nf_tokenize(const nf_model *model, const char *text, size_t n_bytes, bool parse_special,
+                      int32_t **ids, size_t *n_ids, nf_error *err) {
     size_t cap = 0;
     *ids = NULL;
     *n_ids = 0;
-    nf_status status = nf_tokenizer_encode(model->tokenizer, text, n_bytes, parse_special ? NF_ADDED_PARSE : NF_ADDED_IGNORE, ids,
-                                           n_ids, &cap, err);
+    nf_status status =
+        nf_tokenizer_encode(model->tokenizer, text, n_bytes, parse_special ? NF_ADDED_PARSE : NF_ADDED_IGNORE,
+                            ids, n_ids, &cap, err);
     if (status) {
         free(*ids);
         *ids = NULL;
@@ -195,8 +206,8 @@ nf_status nf_tokenize(const nf_model *model, const char *text, size_t n_bytes, b
     return status;
 }
 
-nf_status nf_detokenize(const nf_model *model, const int32_t *ids, size_t n_ids, bool skip_special, char **text, size_t *n_bytes,
-                        nf_error *err) {
+nf_status nf_detokenize(const nf_model *model, const int32_t *ids, size_t n_ids, bool skip_special,
+                        char **text, size_t *n_bytes, nf_error *err) {
     nf_buf raw = {0}, valid = {0};
     nf_utf8_stream stream = {0};
     nf_status status = nf_tokenizer_decode(model->tokenizer, ids, n_ids, skip_special, &raw, err);
@@ -213,17 +224,37 @@ nf_status nf_detokenize(const nf_model *model, const int32_t *ids, size_t n_ids,
     return NF_OK;
 }
 
-nf_status nf_chat_prompt(const nf_model *model, const char *request, char **text, size_t *n_bytes, nf_error *err) {
+/* bos_token, eos_token, ... become variables of the template unless the request has its own. */
+static nf_status add_special_tokens(const nf_model *model, json_t *vars, nf_error *err) {
+    const char *text = nf_container_meta(model->container, "tokenizer.special_tokens");
+    if (!text) return NF_OK;
+    json_error_t where;
+    json_t *tokens = json_loads(text, 0, &where);
+    nf_status status = NF_OK;
+    if (!json_is_object(tokens))
+        status =
+            nf_fail(err, NF_ERR_FORMAT, "%s: 'tokenizer.special_tokens' is not a JSON object", model->path);
+    else if (json_object_update_missing(vars, tokens))
+        status = nf_fail(err, NF_ERR_MEMORY, "out of memory for template variables");
+    json_decref(tokens);
+    return status;
+}
+
+nf_status nf_chat_prompt(const nf_model *model, const char *request, char **text, size_t *n_bytes,
+                         nf_error *err) {
     if (!model->chat_template)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: the model has no chat template; give it plain text", model->path);
+        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: the model has no chat template; give it plain text",
+                       model->path);
     json_error_t where;
     json_t *vars = json_loads(request, JSON_REJECT_DUPLICATES, &where);
     if (!json_is_object(vars)) {
         json_decref(vars);
-        return nf_fail(err, NF_ERR_ARGUMENT, "the chat request is not a JSON object: line %d: %s", where.line, where.text);
+        return nf_fail(err, NF_ERR_ARGUMENT, "the chat request is not a JSON object: line %d: %s", where.line,
+                       where.text);
     }
     nf_buf out = {0};
-    nf_status status = nf_buf_append(&out, NULL, 0, err);
+    nf_status status = add_special_tokens(model, vars, err);
+    if (!status) status = nf_buf_append(&out, NULL, 0, err);
     if (!status) status = nf_template_render(model->chat_template, vars, &out, err);
     json_decref(vars);
     if (status) {

@@ -1,6 +1,6 @@
 /*
- * Binding: from the family's tensor list to pointers into the mapped container. Every object is checked against the
- * description before a layer may see it, so that layers need no checks.
+ * Binding: from the family's tensor list to pointers into the mapped container. Every object is checked
+ * against the description before a layer may see it, so that layers need no checks.
  */
 #include "runtime/model_internal.h"
 
@@ -20,22 +20,25 @@ static int compare_specs(const void *a, const void *b) {
     return strcmp(((const nf_tensor_spec *)a)->name, ((const nf_tensor_spec *)b)->name);
 }
 
-static nf_status check_shape(const nf_model *model, const nf_object *object, const nf_tensor_spec *spec, nf_error *err) {
+static nf_status check_shape(const nf_model *model, const nf_object *object, const nf_tensor_spec *spec,
+                             nf_error *err) {
     /* conv1d is stored without its middle dimension of 1; everything else keeps the checkpoint's shape. */
     uint64_t want[3];
     uint32_t n = 0;
     for (uint32_t i = 0; i < spec->n_dims; i++)
-        if (!(spec->n_dims == 3 && i == 1 && spec->shape[1] == 1 && spec->role == NF_ROLE_VECTOR)) want[n++] = spec->shape[i];
+        if (!(spec->n_dims == 3 && i == 1 && spec->shape[1] == 1 && spec->role == NF_ROLE_VECTOR))
+            want[n++] = spec->shape[i];
     bool same = object->n_dims == n;
     for (uint32_t i = 0; same && i < n; i++) same = object->shape[i] == want[i];
     if (same) return NF_OK;
-    return nf_fail(err, NF_ERR_FORMAT, "%s: '%s' has a shape that the model's config does not allow; convert it again",
+    return nf_fail(err, NF_ERR_FORMAT,
+                   "%s: '%s' has a shape that the model's config does not allow; convert it again",
                    model->path, spec->name);
 }
 
 /* Finds the object of a spec, checks kind and shape, maps it. */
-static nf_status locate(binder *b, const char *name, nf_role role, const nf_object **object, const uint8_t **bytes,
-                        nf_error *err) {
+static nf_status locate(binder *b, const char *name, nf_role role, const nf_object **object,
+                        const uint8_t **bytes, nf_error *err) {
     nf_model *model = b->model;
     nf_tensor_spec key = {0};
     snprintf(key.name, sizeof key.name, "%s", name);
@@ -43,12 +46,14 @@ static nf_status locate(binder *b, const char *name, nf_role role, const nf_obje
     if (!spec) return nf_fail(err, NF_ERR_INTERNAL, "the family table has no tensor '%s'", name);
     const nf_object *o = nf_container_find(model->container, name);
     if (!o)
-        return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' is missing; convert the model again", model->path, name);
+        return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' is missing; convert the model again", model->path,
+                       name);
     nf_object_kind kind = spec->role == NF_ROLE_BANK ? NF_OBJECT_BANK : NF_OBJECT_TENSOR;
     bool tiled = spec->role == NF_ROLE_MATRIX || spec->role == NF_ROLE_SMALL_MATRIX;
     if (o->kind != kind || (kind == NF_OBJECT_TENSOR && o->tiled != tiled) ||
         (spec->role != role && !(tiled && role == NF_ROLE_MATRIX)))
-        return nf_fail(err, NF_ERR_FORMAT, "%s: '%s' is stored as another kind of object than this model needs", model->path,
+        return nf_fail(err, NF_ERR_FORMAT,
+                       "%s: '%s' is stored as another kind of object than this model needs", model->path,
                        name);
     nf_status status = check_shape(model, o, spec, err);
     if (status) return status;
@@ -57,7 +62,8 @@ static nf_status locate(binder *b, const char *name, nf_role role, const nf_obje
     return nf_container_map(model->container, o, bytes, err);
 }
 
-__attribute__((format(printf, 3, 4))) static const char *name_of(char *out, size_t n, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static const char *name_of(char *out, size_t n, const char *format,
+                                                                 ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(out, n, format, args);
@@ -74,7 +80,8 @@ static nf_status bind_matrix(binder *b, const char *name, nf_weights *out, nf_er
     b->model->integer_dot |= nf_type_get(o->format.type)->integer_dot;
     out->tile_stride = nf_matrix_tile_bytes(o->format.type, NF_TILE_ROWS, out->cols);
     if (nf_type_get(o->format.type)->has_block_scales)
-        out->block_scales = (const float *)(const void *)(bytes + nf_matrix_scale_offset(o->format.type, out->rows, out->cols));
+        out->block_scales = (const float *)(const void *)(bytes + nf_matrix_scale_offset(
+                                                                      o->format.type, out->rows, out->cols));
     return NF_OK;
 }
 
@@ -111,10 +118,12 @@ static nf_status bind_attention(binder *b, int i, nf_attention_weights *a, nf_er
         nf_weights *out;
     } matrices[] = {{"q_proj", &a->q}, {"k_proj", &a->k}, {"v_proj", &a->v}, {"o_proj", &a->o}};
     for (size_t m = 0; m < 4; m++)
-        if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.self_attn.%s", i, matrices[m].name),
-                                  matrices[m].out, err)))
+        if ((status =
+                 bind_matrix(b, name_of(name, sizeof name, "layers.%d.self_attn.%s", i, matrices[m].name),
+                             matrices[m].out, err)))
             return status;
-    if ((status = bind_norm(b, name_of(name, sizeof name, "layers.%d.self_attn.q_norm", i), &a->q_norm, err))) return status;
+    if ((status = bind_norm(b, name_of(name, sizeof name, "layers.%d.self_attn.q_norm", i), &a->q_norm, err)))
+        return status;
     return bind_norm(b, name_of(name, sizeof name, "layers.%d.self_attn.k_norm", i), &a->k_norm, err);
 }
 
@@ -124,27 +133,35 @@ static nf_status bind_delta(binder *b, int i, nf_delta_weights *d, nf_error *err
     struct {
         const char *name;
         nf_weights *out;
-    } matrices[] = {{"in_proj_qkv", &d->qkv}, {"in_proj_z", &d->z}, {"in_proj_b", &d->b}, {"in_proj_a", &d->a},
+    } matrices[] = {{"in_proj_qkv", &d->qkv},
+                    {"in_proj_z", &d->z},
+                    {"in_proj_b", &d->b},
+                    {"in_proj_a", &d->a},
                     {"out_proj", &d->out}};
     for (size_t m = 0; m < 5; m++)
-        if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.linear_attn.%s", i, matrices[m].name),
-                                  matrices[m].out, err)))
+        if ((status =
+                 bind_matrix(b, name_of(name, sizeof name, "layers.%d.linear_attn.%s", i, matrices[m].name),
+                             matrices[m].out, err)))
             return status;
     const float *conv = NULL, *a_log = NULL;
     size_t n = 0, n_heads = 0;
-    if ((status = bind_vector(b, name_of(name, sizeof name, "layers.%d.linear_attn.conv1d", i), &conv, &n, err))) return status;
+    if ((status =
+             bind_vector(b, name_of(name, sizeof name, "layers.%d.linear_attn.conv1d", i), &conv, &n, err)))
+        return status;
     size_t taps = b->model->desc.conv_width, channels = n / taps;
     if (taps > NF_MAX_CONV_TAPS)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: a convolution of %zu taps; at most %d are supported", b->model->path, taps,
-                       NF_MAX_CONV_TAPS);
+        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: a convolution of %zu taps; at most %d are supported",
+                       b->model->path, taps, NF_MAX_CONV_TAPS);
     if (!(d->conv = nf_alloc(n, sizeof *d->conv, "convolution taps", err))) return NF_ERR_MEMORY;
     for (size_t c = 0; c < channels; c++)
         for (size_t t = 0; t < taps; t++) d->conv[t * channels + c] = conv[c * taps + t];
-    if ((status = bind_vector(b, name_of(name, sizeof name, "layers.%d.linear_attn.A_log", i), &a_log, &n_heads, err)))
+    if ((status = bind_vector(b, name_of(name, sizeof name, "layers.%d.linear_attn.A_log", i), &a_log,
+                              &n_heads, err)))
         return status;
     if (!(d->decay_rate = nf_alloc(n_heads, sizeof *d->decay_rate, "decay rates", err))) return NF_ERR_MEMORY;
     for (size_t h = 0; h < n_heads; h++) d->decay_rate[h] = (float)exp((double)a_log[h]);
-    if ((status = bind_vector(b, name_of(name, sizeof name, "layers.%d.linear_attn.dt_bias", i), &d->dt_bias, &n, err)))
+    if ((status = bind_vector(b, name_of(name, sizeof name, "layers.%d.linear_attn.dt_bias", i), &d->dt_bias,
+                              &n, err)))
         return status;
     return bind_vector(b, name_of(name, sizeof name, "layers.%d.linear_attn.norm", i), &d->norm, &n, err);
 }
@@ -153,12 +170,14 @@ static nf_status bind_moe(binder *b, int i, nf_moe_weights *m, nf_error *err) {
     char name[96];
     nf_status status;
     static const char *const part[3] = {"gate_proj", "up_proj", "down_proj"};
-    if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.gate", i), &m->router, err))) return status;
-    if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.shared_expert_gate", i), &m->shared_gate, err)))
+    if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.gate", i), &m->router, err)))
+        return status;
+    if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.shared_expert_gate", i),
+                              &m->shared_gate, err)))
         return status;
     for (int p = 0; p < 3; p++)
-        if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.shared_expert.%s", i, part[p]), &m->shared[p],
-                                  err)))
+        if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.shared_expert.%s", i, part[p]),
+                                  &m->shared[p], err)))
             return status;
     name_of(name, sizeof name, "layers.%d.mlp.experts", i);
     if ((status = locate(b, name, NF_ROLE_BANK, &m->bank_object, &m->bank, err))) return status;
@@ -167,8 +186,8 @@ static nf_status bind_moe(binder *b, int i, nf_moe_weights *m, nf_error *err) {
     for (int p = 0; p < 3; p++) {
         uint64_t rows = p == 2 ? d->hidden : d->expert_hidden, cols = p == 2 ? d->expert_hidden : d->hidden;
         if (o->matrix[p].rows != rows || o->matrix[p].cols != cols)
-            return nf_fail(err, NF_ERR_FORMAT, "%s: '%s' holds %s of another shape than the config says", b->model->path, name,
-                           part[p]);
+            return nf_fail(err, NF_ERR_FORMAT, "%s: '%s' holds %s of another shape than the config says",
+                           b->model->path, name, part[p]);
         b->model->integer_dot |= nf_type_get(o->matrix[p].format.type)->integer_dot;
     }
     b->model->expert_bytes += o->bytes;
@@ -187,9 +206,11 @@ static nf_status bind_all(binder *b, nf_error *err) {
     for (int i = 0; i < (int)d->n_layers; i++) {
         nf_layer *l = &model->layers[i];
         l->kind = d->layer_kind[i];
-        if ((status = bind_norm(b, name_of(name, sizeof name, "layers.%d.input_layernorm", i), &l->input_norm, err)))
+        if ((status = bind_norm(b, name_of(name, sizeof name, "layers.%d.input_layernorm", i), &l->input_norm,
+                                err)))
             return status;
-        if ((status = bind_norm(b, name_of(name, sizeof name, "layers.%d.post_attention_layernorm", i), &l->post_norm, err)))
+        if ((status = bind_norm(b, name_of(name, sizeof name, "layers.%d.post_attention_layernorm", i),
+                                &l->post_norm, err)))
             return status;
         status = l->kind == NF_LAYER_FULL_ATTENTION ? bind_attention(b, i, &l->attention, err)
                                                     : bind_delta(b, i, &l->delta, err);

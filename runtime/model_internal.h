@@ -1,6 +1,6 @@
 /*
- * A loaded model: the description, the tokenizer and chat template, and views of the mapped weights by layer. Shared by the
- * files of runtime/ only.
+ * A loaded model: the description, the tokenizer and chat template, and views of the mapped weights by layer.
+ * Shared by the files of runtime/ only.
  */
 #ifndef NF_RUNTIME_MODEL_INTERNAL_H
 #define NF_RUNTIME_MODEL_INTERNAL_H
@@ -19,16 +19,16 @@
 #define NF_MAX_CONV_TAPS 16
 
 typedef struct nf_attention_weights {
-    nf_weights q, k, v, o;        /* q rows: per head [q (head_dim), gate (head_dim)] */
-    float *q_norm, *k_norm;       /* [head_dim], 1 + w */
+    nf_weights q, k, v, o;  /* q rows: per head [q (head_dim), gate (head_dim)] */
+    float *q_norm, *k_norm; /* [head_dim], 1 + w */
 } nf_attention_weights;
 
 typedef struct nf_delta_weights {
     nf_weights qkv, z, b, a, out;
-    float *conv;            /* [taps, C]: transposed, oldest tap first */
-    float *decay_rate;      /* [lin_v_heads]: exp(A_log) */
-    const float *dt_bias;   /* [lin_v_heads] */
-    const float *norm;      /* [lin_v_dim], plain w */
+    float *conv;          /* [taps, C]: transposed, oldest tap first */
+    float *decay_rate;    /* [lin_v_heads]: exp(A_log) */
+    const float *dt_bias; /* [lin_v_heads] */
+    const float *norm;    /* [lin_v_dim], plain w */
 } nf_delta_weights;
 
 typedef struct nf_moe_weights {
@@ -61,7 +61,8 @@ struct nf_model {
     int32_t *stop_ids;          /* ids that end an answer */
     size_t n_stop_ids;
     uint64_t weight_bytes, expert_bytes, file_bytes;
-    bool integer_dot; /* some matrix has an integer-dot type: normalised rows are quantised (contract A, step 1) */
+    bool integer_dot; /* some matrix has an integer-dot type: normalised rows are quantised (contract A, step
+                         1) */
     const nf_kernels *kernels;
     nf_team team;
     pthread_mutex_t compute; /* sessions of one model compute one at a time: the team is one */

@@ -1,6 +1,6 @@
 /*
- * Mixture of experts (docs/models.md, "MoE (Qwen)"): router, softmax, top-k, token-grouped experts, shared expert, combine
- * in rank order (docs/arithmetic.md, contract A step 6).
+ * Mixture of experts (docs/models.md, "MoE (Qwen)"): router, softmax, top-k, token-grouped experts, shared
+ * expert, combine in rank order (docs/arithmetic.md, contract A step 6).
  */
 #include "runtime/session_internal.h"
 
@@ -12,7 +12,8 @@ typedef struct moe_step {
     uint32_t layer;
 } moe_step;
 
-/* The top_k largest of p [n], largest first, the lower index first among equals. Insertion into a sorted list: k is small. */
+/* The top_k largest of p [n], largest first, the lower index first among equals. Insertion into a sorted
+ * list: k is small. */
 static void top_k(const float *p, size_t n, size_t k, int32_t *ids) {
     size_t have = 0;
     for (size_t e = 0; e < n; e++) {
@@ -43,7 +44,8 @@ static void route_body(void *user, size_t begin, size_t end, int thread) {
     const size_t E = d->n_experts, k = d->top_k;
     for (size_t t = begin; t < end; t++) {
         float *p = s->moe.router + t * E, max, sum = s->model->kernels->softmax_parts(p, p, E, &max);
-        if (!isfinite(max) || !isfinite(sum)) atomic_store_explicit(&s->numeric_error, true, memory_order_relaxed);
+        if (!isfinite(max) || !isfinite(sum))
+            atomic_store_explicit(&s->numeric_error, true, memory_order_relaxed);
         for (size_t e = 0; e < E; e++) p[e] /= sum;
         int32_t *ids = s->moe.ids + t * k;
         float *weights = s->moe.weights + t * k, total = 0.0f;
@@ -54,7 +56,8 @@ static void route_body(void *user, size_t begin, size_t end, int thread) {
     }
 }
 
-/* Sorts the pairs (token, rank) by expert (stable counting sort) and lists the gate and up products. One thread. */
+/* Sorts the pairs (token, rank) by expert (stable counting sort) and lists the gate and up products. One
+ * thread. */
 static void group_by_expert(nf_session *s, uint32_t layer) {
     const nf_model_desc *d = &s->model->desc;
     const size_t E = d->n_experts, k = d->top_k, pairs = s->n * k, I = d->expert_hidden, S = d->shared_hidden;
@@ -76,11 +79,17 @@ static void group_by_expert(nf_session *s, uint32_t layer) {
         size_t first = m->begin[e], count = m->begin[e + 1] - first;
         if (!count) continue;
         for (int which = 0; which < 2; which++)
-            m->products[n++] = (nf_product){.w = nf_expert_weights(w, e, which), .in = &s->h, .index = m->token + first,
-                                            .n = count, .out = (which ? m->up : m->gate) + first * I, .out_stride = I};
+            m->products[n++] = (nf_product){.w = nf_expert_weights(w, e, which),
+                                            .in = &s->h,
+                                            .index = m->token + first,
+                                            .n = count,
+                                            .out = (which ? m->up : m->gate) + first * I,
+                                            .out_stride = I};
     }
-    m->products[n++] = (nf_product){.w = w->shared[0], .in = &s->h, .n = s->n, .out = m->shared_gate, .out_stride = S};
-    m->products[n++] = (nf_product){.w = w->shared[1], .in = &s->h, .n = s->n, .out = m->shared_up, .out_stride = S};
+    m->products[n++] =
+        (nf_product){.w = w->shared[0], .in = &s->h, .n = s->n, .out = m->shared_gate, .out_stride = S};
+    m->products[n++] =
+        (nf_product){.w = w->shared[1], .in = &s->h, .n = s->n, .out = m->shared_up, .out_stride = S};
     m->n_products = n;
 }
 
@@ -93,11 +102,15 @@ static void list_down_products(nf_session *s, uint32_t layer) {
     for (size_t e = 0; e < d->n_experts; e++) {
         size_t first = m->begin[e], count = m->begin[e + 1] - first;
         if (!count) continue;
-        m->products[n++] = (nf_product){.w = nf_expert_weights(w, e, 2), .in = &m->act, .first = first, .n = count,
-                                        .out = m->out + first * d->hidden, .out_stride = d->hidden};
+        m->products[n++] = (nf_product){.w = nf_expert_weights(w, e, 2),
+                                        .in = &m->act,
+                                        .first = first,
+                                        .n = count,
+                                        .out = m->out + first * d->hidden,
+                                        .out_stride = d->hidden};
     }
-    m->products[n++] =
-        (nf_product){.w = w->shared[2], .in = &m->shared_act, .n = s->n, .out = m->shared_out, .out_stride = d->hidden};
+    m->products[n++] = (nf_product){
+        .w = w->shared[2], .in = &m->shared_act, .n = s->n, .out = m->shared_out, .out_stride = d->hidden};
     m->n_products = n;
 }
 
@@ -117,7 +130,8 @@ static void activate_body(void *user, size_t begin, size_t end, int thread) {
             nf_prepare_row(s, &down, &m->act, i);
         } else {
             size_t t = i - pairs;
-            s->model->kernels->silu_mul(m->shared_gate + t * S, m->shared_up + t * S, m->shared_act.x + t * m->shared_act.kp, S);
+            s->model->kernels->silu_mul(m->shared_gate + t * S, m->shared_up + t * S,
+                                        m->shared_act.x + t * m->shared_act.kp, S);
             nf_prepare_row(s, &w->shared[2], &m->shared_act, t);
         }
     }
@@ -135,8 +149,10 @@ static void combine_body(void *user, size_t begin, size_t end, int thread) {
         float *y = m->sum + t * d->hidden;
         memset(y, 0, d->hidden * sizeof *y);
         for (size_t r = 0; r < d->top_k; r++)
-            kernels->axpy(m->weights[t * d->top_k + r], m->out + (size_t)m->pair[t * d->top_k + r] * d->hidden, y, d->hidden);
-        kernels->axpy(1.0f / (1.0f + kernels->exp(-m->gate_logit[t])), m->shared_out + t * d->hidden, y, d->hidden);
+            kernels->axpy(m->weights[t * d->top_k + r],
+                          m->out + (size_t)m->pair[t * d->top_k + r] * d->hidden, y, d->hidden);
+        kernels->axpy(1.0f / (1.0f + kernels->exp(-m->gate_logit[t])), m->shared_out + t * d->hidden, y,
+                      d->hidden);
         kernels->add(y, s->x + t * d->hidden, d->hidden);
     }
 }
@@ -144,7 +160,8 @@ static void combine_body(void *user, size_t begin, size_t end, int thread) {
 static void report_routes(const nf_session *s, uint32_t layer) {
     const size_t k = s->model->desc.top_k;
     for (uint32_t t = 0; t < s->n; t++)
-        s->route(s->route_user, layer, s->first + t, s->moe.ids + t * k, s->moe.weights + t * k, s->route_gaps[t]);
+        s->route(s->route_user, layer, s->first + t, s->moe.ids + t * k, s->moe.weights + t * k,
+                 s->route_gaps[t]);
 }
 
 void nf_moe_layer(nf_worker *worker, nf_session *s, uint32_t layer) {

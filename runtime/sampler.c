@@ -1,7 +1,8 @@
 /*
- * Sampler: penalties, temperature, top-k, top-p, min-p, then Gumbel-max. The noise of a token is a hash of (seed, position in
- * the answer, token id), so the same logits give the same token whatever was computed before or beside them. All in double;
- * ties go to the lower id. Gumbel-max: argmax(log p_i + g_i) with g_i = -log(-log u_i) is a sample from p (Gumbel, 1954).
+ * Sampler: penalties, temperature, top-k, top-p, min-p, then Gumbel-max. The noise of a token is a hash of
+ * (seed, position in the answer, token id), so the same logits give the same token whatever was computed
+ * before or beside them. All in double; ties go to the lower id. Gumbel-max: argmax(log p_i + g_i) with g_i =
+ * -log(-log u_i) is a sample from p (Gumbel, 1954).
  */
 #include "runtime/session_internal.h"
 
@@ -38,8 +39,8 @@ static nf_status check(const nf_sampling *p, nf_error *err) {
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (!(limits[i].value >= limits[i].min && limits[i].value <= limits[i].max))
-            return nf_fail(err, NF_ERR_ARGUMENT, "%s must be between %g and %g, not %g", limits[i].name, limits[i].min,
-                           limits[i].max, limits[i].value);
+            return nf_fail(err, NF_ERR_ARGUMENT, "%s must be between %g and %g, not %g", limits[i].name,
+                           limits[i].min, limits[i].max, limits[i].value);
     return NF_OK;
 }
 
@@ -51,7 +52,8 @@ nf_status nf_sampler_new(const nf_sampling *sampling, uint32_t vocab, nf_sampler
     if (!s) return NF_ERR_MEMORY;
     s->params = *sampling;
     s->vocab = vocab;
-    s->has_penalty = sampling->repetition_penalty != 1.0 || sampling->presence_penalty != 0.0 || sampling->frequency_penalty != 0.0;
+    s->has_penalty = sampling->repetition_penalty != 1.0 || sampling->presence_penalty != 0.0 ||
+                     sampling->frequency_penalty != 0.0;
     s->in_answer = nf_calloc(vocab, sizeof *s->in_answer, "token counts", err);
     s->seen = nf_calloc(vocab, sizeof *s->seen, "token marks", err);
     s->candidates = nf_alloc(vocab, sizeof *s->candidates, "sampling candidates", err);
@@ -71,21 +73,31 @@ void nf_sampler_free(nf_sampler *s) {
     free(s);
 }
 
-void nf_sampler_see_prompt(nf_sampler *s, int32_t id) { s->seen[id] = true; }
+void nf_sampler_see_prompt(nf_sampler *s, int32_t id) {
+    s->seen[id] = true;
+}
 
 /* Larger logit first, then lower id. */
-static bool before(candidate a, candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+static bool before(candidate a, candidate b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
 
 static int compare(const void *a, const void *b) {
     return before(*(const candidate *)a, *(const candidate *)b) ? -1 : 1; /* ids differ: never equal */
 }
 
-/* Partitions so that the first k of n candidates are the k best (in any order). Quickselect, median of three. */
+/* Partitions so that the first k of n candidates are the k best (in any order). Quickselect, median of three.
+ */
 static void select_best(candidate *c, size_t n, size_t k) {
     size_t lo = 0, hi = n;
     while (hi - lo > 1 && k > lo && k < hi) {
         candidate a = c[lo], b = c[lo + (hi - lo) / 2], d = c[hi - 1];
-        candidate pivot = before(a, b) ? (before(b, d) ? b : before(a, d) ? d : a) : (before(a, d) ? a : before(b, d) ? d : b);
+        candidate pivot = before(a, b) ? (before(b, d)   ? b
+                                          : before(a, d) ? d
+                                                         : a)
+                                       : (before(a, d)   ? a
+                                          : before(b, d) ? d
+                                                         : b);
         size_t i = lo, j = hi - 1;
         for (;;) {
             while (before(c[i], pivot)) i++;
@@ -95,15 +107,18 @@ static void select_best(candidate *c, size_t n, size_t k) {
             c[i++] = c[j];
             c[j--] = t;
         }
-        /* [lo, i) is not behind the pivot, [i, hi) not before it. The pivot itself keeps both sides from being empty. */
+        /* [lo, i) is not behind the pivot, [i, hi) not before it. The pivot itself keeps both sides from
+         * being empty. */
         size_t split = i > lo ? i : lo + 1;
-        if (k <= split) hi = split;
-        else lo = split;
+        if (k <= split)
+            hi = split;
+        else
+            lo = split;
     }
 }
 
-/* Leaves the shortest prefix (best first) whose probability reaches p; returns its length. The sum over all candidates is
- * known, so only as many as needed are sorted. */
+/* Leaves the shortest prefix (best first) whose probability reaches p; returns its length. The sum over all
+ * candidates is known, so only as many as needed are sorted. */
 static size_t top_p(candidate *c, size_t n, double p) {
     double max = -INFINITY, total = 0.0;
     for (size_t i = 0; i < n; i++) max = fmax(max, c[i].logit);
@@ -140,7 +155,8 @@ static uint64_t mix(uint64_t z) {
 
 static double gumbel(uint64_t seed, uint32_t position, int32_t id) {
     const uint64_t gamma = 0x9E3779B97F4A7C15ull;
-    uint64_t h = mix(mix(mix(seed + gamma) + gamma * ((uint64_t)position + 1)) + gamma * ((uint64_t)(uint32_t)id + 1));
+    uint64_t h =
+        mix(mix(mix(seed + gamma) + gamma * ((uint64_t)position + 1)) + gamma * ((uint64_t)(uint32_t)id + 1));
     double u = ((double)(h >> 11) + 0.5) * 0x1p-53; /* in (0, 1) */
     return -log(-log(u));
 }
@@ -180,8 +196,10 @@ static int32_t pick_random(const nf_sampler *s, uint32_t position) {
 
 nf_status nf_sampler_pick(nf_sampler *s, const float *logits, uint32_t position, int32_t *id, nf_error *err) {
     for (uint32_t i = 0; i < s->vocab; i++) {
-        if (!isfinite(logits[i])) return nf_fail(err, NF_ERR_NUMERIC, "the logit of token %u is not a finite number", i);
-        s->candidates[i] = (candidate){s->has_penalty ? penalised(s, (double)logits[i], i) : (double)logits[i], (int32_t)i};
+        if (!isfinite(logits[i]))
+            return nf_fail(err, NF_ERR_NUMERIC, "the logit of token %u is not a finite number", i);
+        s->candidates[i] =
+            (candidate){s->has_penalty ? penalised(s, (double)logits[i], i) : (double)logits[i], (int32_t)i};
     }
     *id = s->params.temperature > 0 ? pick_random(s, position) : pick_greedy(s);
     s->in_answer[*id]++;

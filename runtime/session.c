@@ -1,6 +1,6 @@
 /*
- * Sessions: the state of one sequence (tokens, KV pages, recurrent state, checkpoints) and its scratch memory; evaluation in
- * chunks. Layers are in forward.c and its neighbours, generation in generate.c.
+ * Sessions: the state of one sequence (tokens, KV pages, recurrent state, checkpoints) and its scratch
+ * memory; evaluation in chunks. Layers are in forward.c and its neighbours, generation in generate.c.
  */
 #include "runtime/session_internal.h"
 
@@ -9,9 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- sizes and memory -------------------------------------------------------------------------------------------------- */
+/* ---- sizes and memory ---- */
 
-/* Where scratch arrays are carved from. First pass: base NULL, only counts; second pass: hands out zeroed memory. */
+/* Where scratch arrays are carved from. First pass: base NULL, only counts; second pass: hands out zeroed
+ * memory. */
 typedef struct carver {
     char *base;
     uint64_t used;
@@ -93,10 +94,12 @@ static uint64_t layout_state(const nf_model *model, size_t *state_at, size_t *co
     return at;
 }
 
-void nf_session_sizes(const nf_model *model, uint32_t chunk, uint64_t *kv_per_token, uint64_t *state, uint64_t *workspace) {
+void nf_session_sizes(const nf_model *model, uint32_t chunk, uint64_t *kv_per_token, uint64_t *state,
+                      uint64_t *workspace) {
     const nf_model_desc *d = &model->desc;
     uint64_t attention_layers = 0;
-    for (uint32_t l = 0; l < d->n_layers; l++) attention_layers += d->layer_kind[l] == NF_LAYER_FULL_ATTENTION;
+    for (uint32_t l = 0; l < d->n_layers; l++)
+        attention_layers += d->layer_kind[l] == NF_LAYER_FULL_ATTENTION;
     if (kv_per_token) *kv_per_token = attention_layers * 2 * d->n_kv_heads * d->head_dim * sizeof(float);
     if (state) *state = layout_state(model, NULL, NULL) * sizeof(float);
     if (workspace) {
@@ -112,8 +115,8 @@ static nf_status allocate(nf_session *s, nf_error *err) {
     const uint32_t n_layers = model->desc.n_layers;
     carver c = {0};
     carve_scratch(&c, model, s->chunk, s);
-    s->scratch = nf_calloc_aligned(64, 1, (size_t)c.used, "the scratch memory of a session (a smaller prefill chunk needs less)",
-                                   err);
+    s->scratch = nf_calloc_aligned(
+        64, 1, (size_t)c.used, "the scratch memory of a session (a smaller prefill chunk needs less)", err);
     if (!s->scratch) return NF_ERR_MEMORY;
     c = (carver){.base = s->scratch};
     carve_scratch(&c, model, s->chunk, s);
@@ -126,15 +129,17 @@ static nf_status allocate(nf_session *s, nf_error *err) {
     return s->state ? NF_OK : NF_ERR_MEMORY;
 }
 
-nf_status nf_session_new(nf_model *model, const nf_session_options *options, nf_session **out, nf_error *err) {
+nf_status nf_session_new(nf_model *model, const nf_session_options *options, nf_session **out,
+                         nf_error *err) {
     nf_session_options defaults = {0};
     if (!options) options = &defaults;
     *out = NULL;
     if (options->max_context > model->desc.max_context)
-        return nf_fail(err, NF_ERR_ARGUMENT, "a context of %u tokens was asked for, the model's limit is %u", options->max_context,
-                       model->desc.max_context);
+        return nf_fail(err, NF_ERR_ARGUMENT, "a context of %u tokens was asked for, the model's limit is %u",
+                       options->max_context, model->desc.max_context);
     if (options->prefill_chunk > 65536)
-        return nf_fail(err, NF_ERR_ARGUMENT, "the prefill chunk must be between 1 and 65536 tokens, not %u", options->prefill_chunk);
+        return nf_fail(err, NF_ERR_ARGUMENT, "the prefill chunk must be between 1 and 65536 tokens, not %u",
+                       options->prefill_chunk);
     nf_session *s = nf_calloc(1, sizeof *s, "a session", err);
     if (!s) return NF_ERR_MEMORY;
     s->model = model;
@@ -174,9 +179,15 @@ void nf_session_reset(nf_session *s) {
     s->has_logits = false;
 }
 
-uint32_t nf_session_position(const nf_session *s) { return s->position; }
-void nf_session_cancel(nf_session *s) { s->cancelled = 1; }
-const float *nf_session_logits(const nf_session *s) { return s->has_logits ? s->logits : NULL; }
+uint32_t nf_session_position(const nf_session *s) {
+    return s->position;
+}
+void nf_session_cancel(nf_session *s) {
+    s->cancelled = 1;
+}
+const float *nf_session_logits(const nf_session *s) {
+    return s->has_logits ? s->logits : NULL;
+}
 
 nf_status nf_session_set_route_hook(nf_session *s, nf_route_fn fn, void *user, nf_error *err) {
     free(s->route_gaps);
@@ -190,7 +201,7 @@ nf_status nf_session_set_route_hook(nf_session *s, nf_route_fn fn, void *user, n
     return NF_OK;
 }
 
-/* ---- evaluation -------------------------------------------------------------------------------------------------------- */
+/* ---- evaluation ---- */
 
 /* KV pages for positions up to `end`. */
 static nf_status reserve_kv(nf_session *s, uint32_t end, nf_error *err) {
@@ -202,8 +213,9 @@ static nf_status reserve_kv(nf_session *s, uint32_t end, nf_error *err) {
         nf_status status = nf_grow((void **)&kv->pages, &kv->cap, pages, sizeof *kv->pages, err);
         if (status) return status;
         for (; kv->n_pages < pages; kv->n_pages++) {
-            kv->pages[kv->n_pages] = nf_calloc_aligned(64, 2 * (size_t)d->n_kv_heads * NF_ATTENTION_BLOCK * d->head_dim,
-                                                       sizeof(float), "a KV cache page", err);
+            kv->pages[kv->n_pages] =
+                nf_calloc_aligned(64, 2 * (size_t)d->n_kv_heads * NF_ATTENTION_BLOCK * d->head_dim,
+                                  sizeof(float), "a KV cache page", err);
             if (!kv->pages[kv->n_pages]) return NF_ERR_MEMORY;
         }
     }
@@ -214,7 +226,8 @@ static nf_status numeric_failure(nf_session *s, nf_error *err) {
     uint32_t first = s->first, last = s->first + s->n - 1;
     nf_session_reset(s);
     return nf_fail(err, NF_ERR_NUMERIC,
-                   "a NaN or infinity appeared while evaluating tokens %u..%u; the model's weights may be damaged (ninfer-convert "
+                   "a NaN or infinity appeared while evaluating tokens %u..%u; the model's weights may be "
+                   "damaged (ninfer-convert "
                    "verify checks the file)",
                    first, last);
 }
@@ -263,8 +276,8 @@ static nf_status run_chunk(nf_session *s, const int32_t *ids, uint32_t n, nf_err
 static nf_status check_tokens(const nf_session *s, const int32_t *ids, size_t n, nf_error *err) {
     if (n == 0) return nf_fail(err, NF_ERR_ARGUMENT, "no tokens to evaluate");
     if (n > s->max_context - s->position)
-        return nf_fail(err, NF_ERR_LIMIT, "%zu tokens after %u do not fit in the context of %u tokens", n, s->position,
-                       s->max_context);
+        return nf_fail(err, NF_ERR_LIMIT, "%zu tokens after %u do not fit in the context of %u tokens", n,
+                       s->position, s->max_context);
     for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || (uint32_t)ids[i] >= s->model->desc.vocab_size)
             return nf_fail(err, NF_ERR_ARGUMENT, "token id %d is outside the vocabulary (0..%u)", ids[i],
@@ -272,7 +285,8 @@ static nf_status check_tokens(const nf_session *s, const int32_t *ids, size_t n,
     return NF_OK;
 }
 
-static nf_status eval_locked(nf_session *s, const int32_t *ids, size_t n, nf_logits_fn each, void *user, nf_error *err) {
+static nf_status eval_locked(nf_session *s, const int32_t *ids, size_t n, nf_logits_fn each, void *user,
+                             nf_error *err) {
     for (size_t i = 0; i < n;) {
         if (s->cancelled) return nf_fail(err, NF_ERR_CANCELLED, "cancelled after %zu of %zu tokens", i, n);
         size_t take = n - i < s->chunk ? n - i : s->chunk;
@@ -281,8 +295,10 @@ static nf_status eval_locked(nf_session *s, const int32_t *ids, size_t n, nf_log
         if (take > to_checkpoint) take = to_checkpoint;
         nf_status status = run_chunk(s, ids + i, (uint32_t)take, err);
         i += take;
-        if (!status && each) status = report_logits(s, each, user, err);
-        else if (!status && i == n) status = run_head(s, s->n - 1, 1, err);
+        if (!status && each)
+            status = report_logits(s, each, user, err);
+        else if (!status && i == n)
+            status = run_head(s, s->n - 1, 1, err);
         if (!status && s->position % NF_CHECKPOINT_EVERY == 0) status = nf_checkpoint_take(s, false, err);
         if (status) return status;
     }
@@ -290,7 +306,8 @@ static nf_status eval_locked(nf_session *s, const int32_t *ids, size_t n, nf_log
     return NF_OK;
 }
 
-nf_status nf_session_eval_step(nf_session *s, const int32_t *ids, size_t n, nf_logits_fn each, void *user, nf_error *err) {
+nf_status nf_session_eval_step(nf_session *s, const int32_t *ids, size_t n, nf_logits_fn each, void *user,
+                               nf_error *err) {
     nf_status status = check_tokens(s, ids, n, err);
     if (status) return status;
     s->has_logits = false;
@@ -300,7 +317,8 @@ nf_status nf_session_eval_step(nf_session *s, const int32_t *ids, size_t n, nf_l
     return status;
 }
 
-nf_status nf_session_eval(nf_session *s, const int32_t *ids, size_t n, nf_logits_fn each, void *user, nf_error *err) {
+nf_status nf_session_eval(nf_session *s, const int32_t *ids, size_t n, nf_logits_fn each, void *user,
+                          nf_error *err) {
     s->cancelled = 0;
     return nf_session_eval_step(s, ids, n, each, user, err);
 }

@@ -1,6 +1,6 @@
 /*
- * Chat templates: an interpreter of the Jinja2 subset that published chat templates use. Values are JSON (jansson).
- * Syntax that is not supported is an error at parse time and names line and construct.
+ * Chat templates: an interpreter of the Jinja2 subset that published chat templates use. Values are JSON
+ * (jansson). Syntax that is not supported is an error at parse time and names line and construct.
  */
 #ifndef NF_RUNTIME_TEMPLATE_H
 #define NF_RUNTIME_TEMPLATE_H
@@ -12,8 +12,8 @@
 
 typedef struct nf_template nf_template;
 
-/* Parses a template (UTF-8, hostile: nesting and size are limited) with the options that chat templates are rendered
- * with: trim_blocks, lstrip_blocks, no autoescape, loop controls (break/continue). */
+/* Parses a template (UTF-8, hostile: nesting and size are limited) with the options that chat templates are
+ * rendered with: trim_blocks, lstrip_blocks, no autoescape, loop controls (break/continue). */
 nf_status nf_template_parse(const char *source, size_t n, nf_template **out, nf_error *err);
 void nf_template_free(nf_template *t);
 

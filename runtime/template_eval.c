@@ -1,4 +1,5 @@
-/* Evaluation: expressions, statements, scopes, macros and loops. A false return means that the context holds a failure. */
+/* Evaluation: expressions, statements, scopes, macros and loops. A false return means that the context holds
+ * a failure. */
 #include "runtime/template_internal.h"
 
 #include <math.h>
@@ -11,10 +12,13 @@ static bool eval(tpl_ctx *c, const tpl_node *n, tpl_value *out);
 static flow exec(tpl_ctx *c, const tpl_node *n);
 
 static bool enter(tpl_ctx *c) {
-    return ++c->depth <= NF_TPL_MAX_DEPTH || tpl_fail(c, NF_ERR_LIMIT, "nested or recursive calls are more than %d deep", NF_TPL_MAX_DEPTH);
+    return ++c->depth <= NF_TPL_MAX_DEPTH ||
+           tpl_fail(c, NF_ERR_LIMIT, "nested or recursive calls are more than %d deep", NF_TPL_MAX_DEPTH);
 }
 
-/* ---- scopes ------------------------------------------------------------------------------------------------------------------ */
+/* ---- scopes
+ * ------------------------------------------------------------------------------------------------------------------
+ */
 
 static tpl_scope *push_scope(tpl_ctx *c, tpl_scope *parent) {
     tpl_scope *s = tpl_make(c, sizeof *s);
@@ -42,33 +46,47 @@ static bool assign(tpl_ctx *c, const tpl_node *target, tpl_value v) {
     if (target->kind == N_ATTR) {
         tpl_value ns;
         if (!eval(c, target->a, &ns)) return false;
-        if (ns.kind != T_NAMESPACE) return tpl_fail(c, NF_ERR_ARGUMENT, "cannot assign attribute on non-namespace object");
+        if (ns.kind != T_NAMESPACE)
+            return tpl_fail(c, NF_ERR_ARGUMENT, "cannot assign attribute on non-namespace object");
         return tpl_dict_set(c, ns.dict, tpl_text(target->str), v);
     }
     tpl_list *items;
     if (!tpl_iterate(c, v, &items)) return false;
-    if (items->n != target->n) return tpl_fail(c, NF_ERR_ARGUMENT, "cannot unpack %zu values into %zu names", items->n, target->n);
+    if (items->n != target->n)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "cannot unpack %zu values into %zu names", items->n, target->n);
     for (size_t i = 0; i < target->n; i++)
         if (!assign(c, target->list[i], items->items[i])) return false;
     return true;
 }
 
-/* ---- attributes and items ---------------------------------------------------------------------------------------------------- */
+/* ---- attributes and items ---- */
 
 static bool loop_attribute(tpl_ctx *c, const tpl_loop *l, tpl_str name, tpl_value *out) {
     size_t n = l->items->n, i = l->index;
-    if (tpl_str_is(name, "index")) *out = tpl_int((int64_t)i + 1);
-    else if (tpl_str_is(name, "index0")) *out = tpl_int((int64_t)i);
-    else if (tpl_str_is(name, "revindex")) *out = tpl_int((int64_t)(n - i));
-    else if (tpl_str_is(name, "revindex0")) *out = tpl_int((int64_t)(n - i) - 1);
-    else if (tpl_str_is(name, "first")) *out = tpl_bool(i == 0);
-    else if (tpl_str_is(name, "last")) *out = tpl_bool(i + 1 == n);
-    else if (tpl_str_is(name, "length")) *out = tpl_int((int64_t)n);
-    else if (tpl_str_is(name, "depth")) *out = tpl_int(l->depth);
-    else if (tpl_str_is(name, "depth0")) *out = tpl_int(l->depth - 1);
-    else if (tpl_str_is(name, "previtem")) *out = i ? l->items->items[i - 1] : tpl_undefined(tpl_lit("there is no previous item"));
-    else if (tpl_str_is(name, "nextitem")) *out = i + 1 < n ? l->items->items[i + 1] : tpl_undefined(tpl_lit("there is no next item"));
-    else *out = tpl_undefined(name);
+    if (tpl_str_is(name, "index"))
+        *out = tpl_int((int64_t)i + 1);
+    else if (tpl_str_is(name, "index0"))
+        *out = tpl_int((int64_t)i);
+    else if (tpl_str_is(name, "revindex"))
+        *out = tpl_int((int64_t)(n - i));
+    else if (tpl_str_is(name, "revindex0"))
+        *out = tpl_int((int64_t)(n - i) - 1);
+    else if (tpl_str_is(name, "first"))
+        *out = tpl_bool(i == 0);
+    else if (tpl_str_is(name, "last"))
+        *out = tpl_bool(i + 1 == n);
+    else if (tpl_str_is(name, "length"))
+        *out = tpl_int((int64_t)n);
+    else if (tpl_str_is(name, "depth"))
+        *out = tpl_int(l->depth);
+    else if (tpl_str_is(name, "depth0"))
+        *out = tpl_int(l->depth - 1);
+    else if (tpl_str_is(name, "previtem"))
+        *out = i ? l->items->items[i - 1] : tpl_undefined(tpl_lit("there is no previous item"));
+    else if (tpl_str_is(name, "nextitem"))
+        *out = i + 1 < n ? l->items->items[i + 1] : tpl_undefined(tpl_lit("there is no next item"));
+    else
+        *out = tpl_undefined(name);
     (void)c;
     return true;
 }
@@ -82,12 +100,14 @@ static bool method_value(tpl_ctx *c, tpl_value self, tpl_str name, tpl_value *ou
 }
 
 static bool undefined_error(tpl_ctx *c, tpl_value v) {
-    return tpl_fail(c, NF_ERR_ARGUMENT, "'%.*s' is undefined", (int)(v.s.n < 100 ? v.s.n : 100), v.s.p ? v.s.p : "");
+    return tpl_fail(c, NF_ERR_ARGUMENT, "'%.*s' is undefined", (int)(v.s.n < 100 ? v.s.n : 100),
+                    v.s.p ? v.s.p : "");
 }
 
 bool tpl_attribute(tpl_ctx *c, tpl_value obj, tpl_str name, tpl_value *out) {
     const bool hidden = obj.kind == T_UNDEFINED && obj.s.n > 1 && obj.s.p[0] == '_' && obj.s.p[1] == '_';
-    if (!hidden && name.n > 1 && name.p[0] == '_' && name.p[1] == '_') { /* the sandbox hides Python's internals */
+    if (!hidden && name.n > 1 && name.p[0] == '_' &&
+        name.p[1] == '_') { /* the sandbox hides Python's internals */
         *out = tpl_undefined(name);
         return true;
     }
@@ -120,7 +140,8 @@ bool tpl_item(tpl_ctx *c, tpl_value obj, tpl_value key, tpl_value *out) {
             *out = tpl_undefined(tpl_lit("string item"));
             return true;
         }
-        size_t at = tpl_offset(obj.s, (size_t)i), end = at + tpl_offset((tpl_str){obj.s.p + at, obj.s.n - at}, 1);
+        size_t at = tpl_offset(obj.s, (size_t)i),
+               end = at + tpl_offset((tpl_str){obj.s.p + at, obj.s.n - at}, 1);
         *out = tpl_text((tpl_str){obj.s.p + at, end - at});
         return true;
     }
@@ -141,14 +162,16 @@ bool tpl_item(tpl_ctx *c, tpl_value obj, tpl_value key, tpl_value *out) {
 }
 
 /* Bounds of a Python slice over n items. */
-static bool slice_bounds(tpl_ctx *c, const tpl_node *n, int64_t count, int64_t *start, int64_t *stop, int64_t *step) {
+static bool slice_bounds(tpl_ctx *c, const tpl_node *n, int64_t count, int64_t *start, int64_t *stop,
+                         int64_t *step) {
     tpl_value v[3];
     bool given[3] = {false};
     for (int i = 0; i < 3; i++) {
         if (!n->list[i]) continue;
         if (!eval(c, n->list[i], &v[i])) return false;
         if (v[i].kind == T_BOOL) v[i] = tpl_int(v[i].b);
-        if (v[i].kind != T_INT && v[i].kind != T_NONE) return tpl_fail(c, NF_ERR_ARGUMENT, "slice indices must be integers or None");
+        if (v[i].kind != T_INT && v[i].kind != T_NONE)
+            return tpl_fail(c, NF_ERR_ARGUMENT, "slice indices must be integers or None");
         given[i] = v[i].kind == T_INT;
     }
     *step = given[2] ? v[2].i : 1;
@@ -175,28 +198,35 @@ static bool slice(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
         *out = tpl_undefined(tpl_lit("slice"));
         return true;
     }
-    if (!tpl_iterate(c, obj, &items) || !slice_bounds(c, n, (int64_t)items->n, &start, &stop, &step)) return false;
+    if (!tpl_iterate(c, obj, &items) || !slice_bounds(c, n, (int64_t)items->n, &start, &stop, &step))
+        return false;
     if (obj.kind == T_STR && step == 1) {
         if (stop < start) stop = start;
         size_t from = tpl_offset(obj.s, (size_t)start);
-        *out = tpl_text((tpl_str){obj.s.p + from, tpl_offset((tpl_str){obj.s.p + from, obj.s.n - from}, (size_t)(stop - start))});
+        *out = tpl_text((tpl_str){
+            obj.s.p + from, tpl_offset((tpl_str){obj.s.p + from, obj.s.n - from}, (size_t)(stop - start))});
         return true;
     }
     tpl_list *picked = tpl_list_new(c);
     nf_buf text = {0};
     for (int64_t i = start; picked && (step > 0 ? i < stop : i > stop); i += step)
-        if (obj.kind == T_STR ? nf_buf_append(&text, items->items[i].s.p, items->items[i].s.n, NULL) != NF_OK : !tpl_list_add(c, picked, items->items[i])) return false;
+        if (obj.kind == T_STR ? nf_buf_append(&text, items->items[i].s.p, items->items[i].s.n, NULL) != NF_OK
+                              : !tpl_list_add(c, picked, items->items[i]))
+            return false;
     if (!picked) return false;
     *out = (tpl_value){.kind = obj.kind, .list = picked};
     return obj.kind != T_STR || tpl_keep(c, &text, &out->s);
 }
 
-/* ---- operators --------------------------------------------------------------------------------------------------------------- */
+/* ---- operators
+ * ---------------------------------------------------------------------------------------------------------------
+ */
 
 static bool type_error(tpl_ctx *c, const char *op, tpl_value a, tpl_value b) {
     if (a.kind == T_UNDEFINED) return undefined_error(c, a);
     if (b.kind == T_UNDEFINED) return undefined_error(c, b);
-    return tpl_fail(c, NF_ERR_ARGUMENT, "unsupported operand type(s) for %s: '%s' and '%s'", op, tpl_type_name(a), tpl_type_name(b));
+    return tpl_fail(c, NF_ERR_ARGUMENT, "unsupported operand type(s) for %s: '%s' and '%s'", op,
+                    tpl_type_name(a), tpl_type_name(b));
 }
 
 static bool join_lists(tpl_ctx *c, tpl_value a, tpl_value b, tpl_value *out) {
@@ -234,7 +264,8 @@ static bool join_strings(tpl_ctx *c, tpl_str a, tpl_str b, tpl_value *out) {
 
 static bool repeat(tpl_ctx *c, tpl_value v, int64_t times, tpl_value *out) {
     if (times < 0) times = 0;
-    *out = v.kind == T_STR ? tpl_text((tpl_str){"", 0}) : (tpl_value){.kind = v.kind, .list = tpl_list_new(c)};
+    *out =
+        v.kind == T_STR ? tpl_text((tpl_str){"", 0}) : (tpl_value){.kind = v.kind, .list = tpl_list_new(c)};
     if (v.kind != T_STR) {
         if (!out->list) return false;
         for (int64_t k = 0; k < times; k++)
@@ -242,29 +273,42 @@ static bool repeat(tpl_ctx *c, tpl_value v, int64_t times, tpl_value *out) {
                 if (!tpl_step(c, 1) || !tpl_list_add(c, out->list, v.list->items[i])) return false;
         return true;
     }
-    if (v.s.n && (uint64_t)times > NF_TPL_MAX_OUTPUT / v.s.n) return tpl_fail(c, NF_ERR_LIMIT, "a repeated string is too long");
+    if (v.s.n && (uint64_t)times > NF_TPL_MAX_OUTPUT / v.s.n)
+        return tpl_fail(c, NF_ERR_LIMIT, "a repeated string is too long");
     char *p = tpl_make(c, v.s.n * (size_t)times + 1);
     for (int64_t k = 0; p && v.s.n && k < times; k++) memcpy(p + (size_t)k * v.s.n, v.s.p, v.s.n);
     *out = tpl_text((tpl_str){p, v.s.n * (size_t)times});
     return p && tpl_step(c, out->s.n / 64);
 }
 
-static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+static int64_t floor_div(int64_t a, int64_t b) {
+    return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
 
 static bool int_binary(tpl_ctx *c, int op, int64_t a, int64_t b, tpl_value *out) {
     int64_t r = 0;
     bool overflow = false;
     if ((op == 'D' || op == '%' || op == '/') && !b) return tpl_fail(c, NF_ERR_ARGUMENT, "division by zero");
     switch (op) {
-    case '+': overflow = __builtin_add_overflow(a, b, &r); break;
-    case '-': overflow = __builtin_sub_overflow(a, b, &r); break;
-    case '*': overflow = __builtin_mul_overflow(a, b, &r); break;
+    case '+':
+        overflow = __builtin_add_overflow(a, b, &r);
+        break;
+    case '-':
+        overflow = __builtin_sub_overflow(a, b, &r);
+        break;
+    case '*':
+        overflow = __builtin_mul_overflow(a, b, &r);
+        break;
     case 'D':
         overflow = a == INT64_MIN && b == -1;
         if (!overflow) r = floor_div(a, b);
         break;
-    case '%': r = b == -1 ? 0 : a - floor_div(a, b) * b; break;
-    case '/': *out = tpl_float((double)a / (double)b); return true;
+    case '%':
+        r = b == -1 ? 0 : a - floor_div(a, b) * b;
+        break;
+    case '/':
+        *out = tpl_float((double)a / (double)b);
+        return true;
     default: /* ** */
         if (b < 0) {
             *out = tpl_float(pow((double)a, (double)b));
@@ -285,19 +329,31 @@ static bool int_binary(tpl_ctx *c, int op, int64_t a, int64_t b, tpl_value *out)
 }
 
 static bool float_binary(tpl_ctx *c, int op, double a, double b, tpl_value *out) {
-    if ((op == 'D' || op == '%' || op == '/') && b == 0) return tpl_fail(c, NF_ERR_ARGUMENT, "division by zero");
+    if ((op == 'D' || op == '%' || op == '/') && b == 0)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "division by zero");
     double r = 0, m;
     switch (op) {
-    case '+': r = a + b; break;
-    case '-': r = a - b; break;
-    case '*': r = a * b; break;
-    case '/': r = a / b; break;
-    case 'D': r = floor(a / b); break;
+    case '+':
+        r = a + b;
+        break;
+    case '-':
+        r = a - b;
+        break;
+    case '*':
+        r = a * b;
+        break;
+    case '/':
+        r = a / b;
+        break;
+    case 'D':
+        r = floor(a / b);
+        break;
     case '%':
         m = fmod(a, b);
         r = m != 0 && (m < 0) != (b < 0) ? m + b : m;
         break;
-    default: r = pow(a, b);
+    default:
+        r = pow(a, b);
     }
     *out = tpl_float(r);
     return true;
@@ -305,29 +361,38 @@ static bool float_binary(tpl_ctx *c, int op, double a, double b, tpl_value *out)
 
 /* "%s and %d" % values: the conversions that templates use. */
 static bool format_percent(tpl_ctx *c, tpl_str format, tpl_value args, tpl_value *out) {
-    tpl_args list = {.pos = args.kind == T_TUPLE ? args.list->items : &args, .n = args.kind == T_TUPLE ? args.list->n : 1};
+    tpl_args list = {.pos = args.kind == T_TUPLE ? args.list->items : &args,
+                     .n = args.kind == T_TUPLE ? args.list->n : 1};
     return tpl_filter(c, tpl_lit("format"), tpl_text(format), &list, out);
 }
 
 bool tpl_binary(tpl_ctx *c, int op, tpl_value a, tpl_value b, tpl_value *out) {
-    static const char *const names[128] = {['+'] = "+", ['-'] = "-", ['*'] = "*", ['/'] = "/", ['D'] = "//", ['%'] = "%", ['P'] = "**"};
+    static const char *const names[128] = {
+        ['+'] = "+", ['-'] = "-", ['*'] = "*", ['/'] = "/", ['D'] = "//", ['%'] = "%", ['P'] = "**"};
     if (tpl_is_number(a) && tpl_is_number(b)) {
-        if (a.kind == T_FLOAT || b.kind == T_FLOAT) return float_binary(c, op, tpl_number(a), tpl_number(b), out);
+        if (a.kind == T_FLOAT || b.kind == T_FLOAT)
+            return float_binary(c, op, tpl_number(a), tpl_number(b), out);
         return int_binary(c, op, a.kind == T_BOOL ? a.b : a.i, b.kind == T_BOOL ? b.b : b.i, out);
     }
     bool list_a = a.kind == T_LIST || a.kind == T_TUPLE;
-    if (op == '+' && a.kind == T_STR && b.kind == T_STR && (a.markup || b.markup)) return join_markup(c, a, b, out);
+    if (op == '+' && a.kind == T_STR && b.kind == T_STR && (a.markup || b.markup))
+        return join_markup(c, a, b, out);
     if (op == '+' && a.kind == T_STR && b.kind == T_STR) return join_strings(c, a.s, b.s, out);
     if (op == '+' && list_a && a.kind == b.kind) return join_lists(c, a, b, out);
-    if (op == '*' && (a.kind == T_STR || list_a) && (b.kind == T_INT || b.kind == T_BOOL)) return repeat(c, a, b.kind == T_INT ? b.i : b.b, out);
-    if (op == '*' && (b.kind == T_STR || b.kind == T_LIST || b.kind == T_TUPLE) && (a.kind == T_INT || a.kind == T_BOOL)) return repeat(c, b, a.kind == T_INT ? a.i : a.b, out);
+    if (op == '*' && (a.kind == T_STR || list_a) && (b.kind == T_INT || b.kind == T_BOOL))
+        return repeat(c, a, b.kind == T_INT ? b.i : b.b, out);
+    if (op == '*' && (b.kind == T_STR || b.kind == T_LIST || b.kind == T_TUPLE) &&
+        (a.kind == T_INT || a.kind == T_BOOL))
+        return repeat(c, b, a.kind == T_INT ? a.i : a.b, out);
     if (op == '%' && a.kind == T_STR) return format_percent(c, a.s, b, out);
     return type_error(c, names[op], a, b);
 }
 
 bool tpl_contains(tpl_ctx *c, tpl_value container, tpl_value item, bool *out) {
     if (container.kind == T_STR) {
-        if (item.kind != T_STR) return tpl_fail(c, NF_ERR_ARGUMENT, "'in <string>' requires string as left operand, not %s", tpl_type_name(item));
+        if (item.kind != T_STR)
+            return tpl_fail(c, NF_ERR_ARGUMENT, "'in <string>' requires string as left operand, not %s",
+                            tpl_type_name(item));
         *out = !item.s.n || memmem(container.s.p, container.s.n, item.s.p, item.s.n) != NULL;
         return tpl_step(c, container.s.n / 64);
     }
@@ -345,14 +410,20 @@ bool tpl_contains(tpl_ctx *c, tpl_value container, tpl_value item, bool *out) {
 static bool compare_one(tpl_ctx *c, int op, tpl_value a, tpl_value b, bool *out) {
     int order;
     switch (op) {
-    case '=': *out = tpl_equal(a, b); return true;
-    case '!': *out = !tpl_equal(a, b); return true;
-    case 'i': return tpl_contains(c, b, a, out);
+    case '=':
+        *out = tpl_equal(a, b);
+        return true;
+    case '!':
+        *out = !tpl_equal(a, b);
+        return true;
+    case 'i':
+        return tpl_contains(c, b, a, out);
     case 'n':
         if (!tpl_contains(c, b, a, out)) return false;
         *out = !*out;
         return true;
-    default: break;
+    default:
+        break;
     }
     if (a.kind == T_UNDEFINED || b.kind == T_UNDEFINED) return type_error(c, "<", a, b);
     if (!tpl_order(c, a, b, &order)) return false;
@@ -373,7 +444,9 @@ static bool compare(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
     return true;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------------------- */
+/* ---- calls
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 const tpl_value *tpl_arg(const tpl_args *args, size_t index, const char *name) {
     if (index < args->n) return &args->pos[index];
@@ -411,7 +484,8 @@ static bool eval_args(tpl_ctx *c, const tpl_node *n, tpl_args *out) {
         if (!eval(c, n->named[i], &out->named[out->n_named++])) return false;
     }
     for (size_t i = 0; i < extra; i++) {
-        if (kwargs.dict->keys[i].kind != T_STR) return tpl_fail(c, NF_ERR_ARGUMENT, "keywords must be strings");
+        if (kwargs.dict->keys[i].kind != T_STR)
+            return tpl_fail(c, NF_ERR_ARGUMENT, "keywords must be strings");
         out->names[out->n_named] = kwargs.dict->keys[i].s;
         out->named[out->n_named++] = kwargs.dict->values[i];
     }
@@ -444,11 +518,14 @@ static bool call_macro(tpl_ctx *c, const tpl_macro *m, const tpl_args *args, tpl
         if (given) v = args->pos[i];
         for (size_t k = 0; k < args->n_named && ok; k++) {
             if (!tpl_str_eq(args->names[k], n->names[i])) continue;
-            if (given) ok = tpl_fail(c, NF_ERR_ARGUMENT, "macro '%.*s' got two values for '%.*s'", (int)m->name.n, m->name.p, (int)n->names[i].n, n->names[i].p);
+            if (given)
+                ok = tpl_fail(c, NF_ERR_ARGUMENT, "macro '%.*s' got two values for '%.*s'", (int)m->name.n,
+                              m->name.p, (int)n->names[i].n, n->names[i].p);
             v = args->named[k];
             used[k] = given = true;
         }
-        if (ok && !given && n->named[i]) ok = eval(c, n->named[i], &v); /* a default may use earlier parameters */
+        if (ok && !given && n->named[i])
+            ok = eval(c, n->named[i], &v); /* a default may use earlier parameters */
         ok = ok && tpl_dict_set(c, &scope->vars, tpl_text(n->names[i]), v);
     }
     tpl_list *varargs = ok ? tpl_list_new(c) : NULL;
@@ -457,11 +534,16 @@ static bool call_macro(tpl_ctx *c, const tpl_macro *m, const tpl_args *args, tpl
     for (size_t i = n->n_named; i < args->n && ok; i++) ok = tpl_list_add(c, varargs, args->pos[i]);
     for (size_t k = 0; k < args->n_named && ok; k++)
         if (!used[k]) {
-            if (tpl_str_is(args->names[k], "caller")) ok = tpl_dict_set(c, &scope->vars, tpl_text(args->names[k]), args->named[k]);
-            else ok = tpl_dict_set(c, kwargs, tpl_text(args->names[k]), args->named[k]);
+            if (tpl_str_is(args->names[k], "caller"))
+                ok = tpl_dict_set(c, &scope->vars, tpl_text(args->names[k]), args->named[k]);
+            else
+                ok = tpl_dict_set(c, kwargs, tpl_text(args->names[k]), args->named[k]);
         }
-    ok = ok && tpl_dict_set(c, &scope->vars, tpl_text(tpl_lit("varargs")), (tpl_value){.kind = T_TUPLE, .list = varargs}) &&
-         tpl_dict_set(c, &scope->vars, tpl_text(tpl_lit("kwargs")), (tpl_value){.kind = T_DICT, .dict = kwargs});
+    ok = ok &&
+         tpl_dict_set(c, &scope->vars, tpl_text(tpl_lit("varargs")),
+                      (tpl_value){.kind = T_TUPLE, .list = varargs}) &&
+         tpl_dict_set(c, &scope->vars, tpl_text(tpl_lit("kwargs")),
+                      (tpl_value){.kind = T_DICT, .dict = kwargs});
     ok = ok && capture(c, n->b, out);
     c->scope = outer;
     c->depth--;
@@ -470,11 +552,16 @@ static bool call_macro(tpl_ctx *c, const tpl_macro *m, const tpl_args *args, tpl
 
 bool tpl_call(tpl_ctx *c, tpl_value f, const tpl_args *args, tpl_value *out) {
     switch (f.kind) {
-    case T_MACRO: return call_macro(c, f.macro, args, out);
-    case T_METHOD: return tpl_method_call(c, f.method, args, out);
-    case T_FUNCTION: return tpl_function(c, f.s, args, out);
-    case T_UNDEFINED: return undefined_error(c, f);
-    default: return tpl_fail(c, NF_ERR_ARGUMENT, "'%s' object is not callable", tpl_type_name(f));
+    case T_MACRO:
+        return call_macro(c, f.macro, args, out);
+    case T_METHOD:
+        return tpl_method_call(c, f.method, args, out);
+    case T_FUNCTION:
+        return tpl_function(c, f.s, args, out);
+    case T_UNDEFINED:
+        return undefined_error(c, f);
+    default:
+        return tpl_fail(c, NF_ERR_ARGUMENT, "'%s' object is not callable", tpl_type_name(f));
     }
 }
 
@@ -484,7 +571,9 @@ static bool eval_call(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
     return eval(c, n->a, &f) && eval_args(c, n, &args) && tpl_call(c, f, &args, out);
 }
 
-/* ---- expressions --------------------------------------------------------------------------------------------------------------- */
+/* ---- expressions
+ * ---------------------------------------------------------------------------------------------------------------
+ */
 
 static bool eval_list(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
     tpl_value v;
@@ -499,7 +588,8 @@ static bool eval_dict(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
     *out = (tpl_value){.kind = T_DICT, .dict = tpl_dict_new(c)};
     for (size_t i = 0; out->dict && i < n->n; i += 2) {
         if (!eval(c, n->list[i], &k) || !eval(c, n->list[i + 1], &v)) return false;
-        if (k.kind == T_LIST || k.kind == T_DICT) return tpl_fail(c, NF_ERR_ARGUMENT, "unhashable type: '%s'", tpl_type_name(k));
+        if (k.kind == T_LIST || k.kind == T_DICT)
+            return tpl_fail(c, NF_ERR_ARGUMENT, "unhashable type: '%s'", tpl_type_name(k));
         if (!tpl_dict_set(c, out->dict, k, v)) return false;
     }
     return out->dict != NULL;
@@ -520,10 +610,14 @@ static bool eval_concat(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
 
 static bool negate(tpl_ctx *c, tpl_value v, tpl_value *out) {
     if (v.kind == T_BOOL) v = tpl_int(v.b);
-    if (v.kind == T_INT && v.i != INT64_MIN) *out = tpl_int(-v.i);
-    else if (v.kind == T_FLOAT) *out = tpl_float(-v.f);
-    else if (v.kind == T_UNDEFINED) return undefined_error(c, v);
-    else return tpl_fail(c, NF_ERR_ARGUMENT, "bad operand type for unary -: '%s'", tpl_type_name(v));
+    if (v.kind == T_INT && v.i != INT64_MIN)
+        *out = tpl_int(-v.i);
+    else if (v.kind == T_FLOAT)
+        *out = tpl_float(-v.f);
+    else if (v.kind == T_UNDEFINED)
+        return undefined_error(c, v);
+    else
+        return tpl_fail(c, NF_ERR_ARGUMENT, "bad operand type for unary -: '%s'", tpl_type_name(v));
     return true;
 }
 
@@ -538,7 +632,8 @@ static bool eval_test(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
     tpl_value v;
     tpl_args args;
     bool result;
-    if (!eval(c, n->a, &v) || !eval_args(c, n, &args) || !tpl_test(c, n->str, v, &args, &result)) return false;
+    if (!eval(c, n->a, &v) || !eval_args(c, n, &args) || !tpl_test(c, n->str, v, &args, &result))
+        return false;
     *out = tpl_bool(result != n->flag);
     return true;
 }
@@ -546,36 +641,56 @@ static bool eval_test(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
 static bool eval_node(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
     tpl_value a, b;
     switch (n->kind) {
-    case N_CONST: *out = n->value; return true;
-    case N_NAME: return lookup(c, n->str, out);
-    case N_LIST: case N_TUPLE: return eval_list(c, n, out);
-    case N_DICT: return eval_dict(c, n, out);
-    case N_ATTR: return eval(c, n->a, &a) && tpl_attribute(c, a, n->str, out);
-    case N_ITEM: return eval(c, n->a, &a) && eval(c, n->b, &b) && tpl_item(c, a, b, out);
-    case N_SLICE: return slice(c, n, out);
-    case N_CALL: return eval_call(c, n, out);
-    case N_FILTER: return eval(c, n->a, &a) && eval_filter(c, n, a, out);
-    case N_TEST: return eval_test(c, n, out);
+    case N_CONST:
+        *out = n->value;
+        return true;
+    case N_NAME:
+        return lookup(c, n->str, out);
+    case N_LIST:
+    case N_TUPLE:
+        return eval_list(c, n, out);
+    case N_DICT:
+        return eval_dict(c, n, out);
+    case N_ATTR:
+        return eval(c, n->a, &a) && tpl_attribute(c, a, n->str, out);
+    case N_ITEM:
+        return eval(c, n->a, &a) && eval(c, n->b, &b) && tpl_item(c, a, b, out);
+    case N_SLICE:
+        return slice(c, n, out);
+    case N_CALL:
+        return eval_call(c, n, out);
+    case N_FILTER:
+        return eval(c, n->a, &a) && eval_filter(c, n, a, out);
+    case N_TEST:
+        return eval_test(c, n, out);
     case N_NOT:
         if (!eval(c, n->a, &a)) return false;
         *out = tpl_bool(!tpl_truth(a));
         return true;
-    case N_NEG: return eval(c, n->a, &a) && negate(c, a, out);
+    case N_NEG:
+        return eval(c, n->a, &a) && negate(c, a, out);
     case N_POS:
         if (!eval(c, n->a, out)) return false;
         if (out->kind == T_BOOL) *out = tpl_int(out->b);
-        return tpl_is_number(*out) || tpl_fail(c, NF_ERR_ARGUMENT, "bad operand type for unary +: '%s'", tpl_type_name(*out));
-    case N_AND: return eval(c, n->a, out) && (!tpl_truth(*out) || eval(c, n->b, out));
-    case N_OR: return eval(c, n->a, out) && (tpl_truth(*out) || eval(c, n->b, out));
+        return tpl_is_number(*out) ||
+               tpl_fail(c, NF_ERR_ARGUMENT, "bad operand type for unary +: '%s'", tpl_type_name(*out));
+    case N_AND:
+        return eval(c, n->a, out) && (!tpl_truth(*out) || eval(c, n->b, out));
+    case N_OR:
+        return eval(c, n->a, out) && (tpl_truth(*out) || eval(c, n->b, out));
     case N_COND:
         if (!eval(c, n->b, &a)) return false;
         if (tpl_truth(a)) return eval(c, n->a, out);
         *out = tpl_undefined(tpl_lit("the inline if-expression without else"));
         return !n->c || eval(c, n->c, out);
-    case N_BINARY: return eval(c, n->a, &a) && eval(c, n->b, &b) && tpl_binary(c, n->op, a, b, out);
-    case N_COMPARE: return compare(c, n, out);
-    case N_CONCAT: return eval_concat(c, n, out);
-    default: return tpl_fail(c, NF_ERR_INTERNAL, "a statement where an expression was expected");
+    case N_BINARY:
+        return eval(c, n->a, &a) && eval(c, n->b, &b) && tpl_binary(c, n->op, a, b, out);
+    case N_COMPARE:
+        return compare(c, n, out);
+    case N_CONCAT:
+        return eval_concat(c, n, out);
+    default:
+        return tpl_fail(c, NF_ERR_INTERNAL, "a statement where an expression was expected");
     }
 }
 
@@ -597,7 +712,9 @@ static bool apply_chain(tpl_ctx *c, const tpl_node *chain, tpl_value v, tpl_valu
     return apply_chain(c, chain->a, v, &inner) && eval_filter(c, chain, inner, out);
 }
 
-/* ---- statements ---------------------------------------------------------------------------------------------------------------- */
+/* ---- statements
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
 static flow exec_for(tpl_ctx *c, const tpl_node *n) {
     tpl_value iterable;
@@ -608,7 +725,8 @@ static flow exec_for(tpl_ctx *c, const tpl_node *n) {
         tpl_list *kept = tpl_list_new(c);
         for (size_t i = 0; kept && i < items->n; i++) {
             tpl_value pass;
-            bool ok = push_scope(c, outer) && assign(c, n->a, items->items[i]) && eval(c, n->c, &pass) && (!tpl_truth(pass) || tpl_list_add(c, kept, items->items[i]));
+            bool ok = push_scope(c, outer) && assign(c, n->a, items->items[i]) && eval(c, n->c, &pass) &&
+                      (!tpl_truth(pass) || tpl_list_add(c, kept, items->items[i]));
             c->scope = outer;
             if (!ok) return F_FAIL;
         }
@@ -621,7 +739,8 @@ static flow exec_for(tpl_ctx *c, const tpl_node *n) {
     flow f = F_NEXT;
     for (; loop->index < items->n && f != F_BREAK && f != F_FAIL; loop->index++) {
         bool ok = tpl_step(c, 1) && push_scope(c, outer) &&
-                  tpl_dict_set(c, &c->scope->vars, tpl_text(tpl_lit("loop")), (tpl_value){.kind = T_LOOP, .loop = loop}) &&
+                  tpl_dict_set(c, &c->scope->vars, tpl_text(tpl_lit("loop")),
+                               (tpl_value){.kind = T_LOOP, .loop = loop}) &&
                   assign(c, n->a, items->items[loop->index]);
         f = ok ? exec(c, n->list[0]) : F_FAIL;
         c->scope = outer;
@@ -641,7 +760,9 @@ static bool define_macro(tpl_ctx *c, const tpl_node *n, tpl_str name, tpl_value 
 static bool exec_call_block(tpl_ctx *c, const tpl_node *n) {
     tpl_value f, caller, text;
     tpl_args args;
-    if (!define_macro(c, n, tpl_lit("caller"), &caller) || !eval(c, n->a->a, &f) || !eval_args(c, n->a, &args)) return false;
+    if (!define_macro(c, n, tpl_lit("caller"), &caller) || !eval(c, n->a->a, &f) ||
+        !eval_args(c, n->a, &args))
+        return false;
     args.names[args.n_named] = tpl_lit("caller"); /* eval_args leaves room for one more */
     args.named[args.n_named++] = caller;
     return tpl_call(c, f, &args, &text) && tpl_print(c, text, c->out);
@@ -673,27 +794,42 @@ static flow exec_node(tpl_ctx *c, const tpl_node *n) {
     tpl_value v, w;
     flow f = F_NEXT;
     switch (n->kind) {
-    case N_TEXT: return tpl_print(c, n->value, c->out) ? F_NEXT : F_FAIL;
-    case N_PRINT: return eval(c, n->a, &v) && tpl_print(c, v, c->out) ? F_NEXT : F_FAIL;
+    case N_TEXT:
+        return tpl_print(c, n->value, c->out) ? F_NEXT : F_FAIL;
+    case N_PRINT:
+        return eval(c, n->a, &v) && tpl_print(c, v, c->out) ? F_NEXT : F_FAIL;
     case N_BODY:
         for (size_t i = 0; i < n->n && f == F_NEXT; i++) f = exec(c, n->list[i]);
         return f;
     case N_IF:
         if (!eval(c, n->a, &v)) return F_FAIL;
         return tpl_truth(v) ? exec(c, n->b) : n->c ? exec(c, n->c) : F_NEXT;
-    case N_FOR: return exec_for(c, n);
-    case N_SET: return eval(c, n->b, &v) && assign(c, n->a, v) ? F_NEXT : F_FAIL;
+    case N_FOR:
+        return exec_for(c, n);
+    case N_SET:
+        return eval(c, n->b, &v) && assign(c, n->a, v) ? F_NEXT : F_FAIL;
     case N_SET_BLOCK:
         if (!in_new_scope(c, n->b, &v)) return F_FAIL;
         if (n->c && !apply_chain(c, n->c, v, &w)) return F_FAIL;
         return assign(c, n->a, n->c ? w : v) ? F_NEXT : F_FAIL;
-    case N_MACRO: return define_macro(c, n, n->str, &v) && tpl_dict_set(c, &c->scope->vars, tpl_text(n->str), v) ? F_NEXT : F_FAIL;
-    case N_CALL_BLOCK: return exec_call_block(c, n) ? F_NEXT : F_FAIL;
-    case N_FILTER_BLOCK: return in_new_scope(c, n->b, &v) && apply_chain(c, n->a, v, &w) && tpl_print(c, w, c->out) ? F_NEXT : F_FAIL;
-    case N_WITH: return exec_with(c, n, &f) ? f : F_FAIL;
-    case N_BREAK: return F_BREAK;
-    case N_CONTINUE: return F_CONTINUE;
-    default: tpl_fail(c, NF_ERR_INTERNAL, "an expression where a statement was expected"); return F_FAIL;
+    case N_MACRO:
+        return define_macro(c, n, n->str, &v) && tpl_dict_set(c, &c->scope->vars, tpl_text(n->str), v)
+                   ? F_NEXT
+                   : F_FAIL;
+    case N_CALL_BLOCK:
+        return exec_call_block(c, n) ? F_NEXT : F_FAIL;
+    case N_FILTER_BLOCK:
+        return in_new_scope(c, n->b, &v) && apply_chain(c, n->a, v, &w) && tpl_print(c, w, c->out) ? F_NEXT
+                                                                                                   : F_FAIL;
+    case N_WITH:
+        return exec_with(c, n, &f) ? f : F_FAIL;
+    case N_BREAK:
+        return F_BREAK;
+    case N_CONTINUE:
+        return F_CONTINUE;
+    default:
+        tpl_fail(c, NF_ERR_INTERNAL, "an expression where a statement was expected");
+        return F_FAIL;
     }
 }
 
@@ -709,7 +845,8 @@ nf_status nf_template_render(const nf_template *t, const json_t *vars, nf_buf *o
     tpl_ctx c = {.err = err, .out = out, .line = 1};
     const size_t start = out->len;
     tpl_value globals;
-    if (!json_is_object(vars)) return nf_fail(err, NF_ERR_ARGUMENT, "the template's variables are not a JSON object");
+    if (!json_is_object(vars))
+        return nf_fail(err, NF_ERR_ARGUMENT, "the template's variables are not a JSON object");
     if (tpl_from_json(&c, vars, 0, &globals) && push_scope(&c, NULL)) {
         c.scope->vars = *globals.dict;
         /* Assignments of the template go to a scope of their own. */

@@ -10,7 +10,9 @@
 
 typedef bool (*filter_fn)(tpl_ctx *c, tpl_value v, const tpl_args *args, tpl_value *out);
 
-static bool text_of(tpl_ctx *c, tpl_value v, tpl_str *out) { return tpl_to_str(c, v, out); }
+static bool text_of(tpl_ctx *c, tpl_value v, tpl_str *out) {
+    return tpl_to_str(c, v, out);
+}
 
 static bool text_result(tpl_ctx *c, nf_buf *buf, bool ok, tpl_value *out) {
     *out = (tpl_value){.kind = T_STR};
@@ -19,9 +21,11 @@ static bool text_result(tpl_ctx *c, nf_buf *buf, bool ok, tpl_value *out) {
     return c->status ? false : tpl_fail(c, NF_ERR_MEMORY, "out of memory");
 }
 
-static bool append(nf_buf *out, tpl_str s) { return !nf_buf_append(out, s.p, s.n, NULL); }
+static bool append(nf_buf *out, tpl_str s) {
+    return !nf_buf_append(out, s.p, s.n, NULL);
+}
 
-/* ---- attributes by path ("a.b.0"), for map, selectattr, sort, ... -------------------------------------------------------------- */
+/* ---- attributes by path ("a.b.0"), for map, selectattr, sort, ... ---- */
 
 static bool by_path(tpl_ctx *c, tpl_value v, tpl_value path, tpl_value *out) {
     if (path.kind != T_STR) return tpl_item(c, v, path, out);
@@ -32,7 +36,8 @@ static bool by_path(tpl_ctx *c, tpl_value v, tpl_value path, tpl_value *out) {
         tpl_str part = {p, (size_t)((dot ? dot : end) - p)};
         bool number = part.n > 0 && part.n < 10;
         int64_t index = 0;
-        for (size_t i = 0; i < part.n; i++) number &= part.p[i] >= '0' && part.p[i] <= '9', index = index * 10 + (part.p[i] - '0');
+        for (size_t i = 0; i < part.n; i++)
+            number &= part.p[i] >= '0' && part.p[i] <= '9', index = index * 10 + (part.p[i] - '0');
         if (!tpl_item(c, *out, number ? tpl_int(index) : tpl_text(part), out)) return false;
         if (!dot) break;
         p = dot + 1;
@@ -40,16 +45,24 @@ static bool by_path(tpl_ctx *c, tpl_value v, tpl_value path, tpl_value *out) {
     return true;
 }
 
-/* ---- strings ------------------------------------------------------------------------------------------------------------------- */
+/* ---- strings
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 static bool f_case(tpl_ctx *c, tpl_value v, char how, tpl_value *out) {
     tpl_str s = {0};
     *out = (tpl_value){.kind = T_STR};
     return text_of(c, v, &s) && tpl_case(c, s, how, &out->s);
 }
-static bool f_upper(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return (void)a, f_case(c, v, 'u', out); }
-static bool f_lower(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return (void)a, f_case(c, v, 'l', out); }
-static bool f_capitalize(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return (void)a, f_case(c, v, 'c', out); }
+static bool f_upper(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return (void)a, f_case(c, v, 'u', out);
+}
+static bool f_lower(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return (void)a, f_case(c, v, 'l', out);
+}
+static bool f_capitalize(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return (void)a, f_case(c, v, 'c', out);
+}
 
 /* Jinja's title: words are split at white space, -, (, {, [ and <. */
 static bool f_title(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
@@ -62,7 +75,8 @@ static bool f_title(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) 
         uint32_t code = tpl_next(&p);
         bool separator = tpl_is_space(code) || (code < 128 && strchr("-({[<", (int)code) && code);
         tpl_str piece;
-        ok = tpl_case(c, (tpl_str){from, (size_t)(p - from)}, start ? 'u' : 'l', &piece) && append(&buf, piece);
+        ok = tpl_case(c, (tpl_str){from, (size_t)(p - from)}, start ? 'u' : 'l', &piece) &&
+             append(&buf, piece);
         start = separator;
     }
     return text_result(c, &buf, ok, out);
@@ -72,7 +86,8 @@ static bool f_trim(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *chars = tpl_arg(a, 0, "chars");
     tpl_str s = {0};
     if (!text_of(c, v, &s)) return false;
-    if (chars && chars->kind != T_STR && chars->kind != T_NONE) return tpl_fail(c, NF_ERR_ARGUMENT, "trim: chars must be a string");
+    if (chars && chars->kind != T_STR && chars->kind != T_NONE)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "trim: chars must be a string");
     *out = tpl_text(tpl_trim(s, chars && chars->kind == T_STR ? &chars->s : NULL, true, true));
     return true;
 }
@@ -98,11 +113,13 @@ static bool f_replace(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out
 }
 
 static bool f_indent(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
-    const tpl_value *width = tpl_arg(a, 0, "width"), *first = tpl_arg(a, 1, "first"), *blank = tpl_arg(a, 2, "blank");
+    const tpl_value *width = tpl_arg(a, 0, "width"), *first = tpl_arg(a, 1, "first"),
+                    *blank = tpl_arg(a, 2, "blank");
     tpl_str s, pad = tpl_lit("    ");
     tpl_value spaces;
     if (!text_of(c, v, &s)) return false;
-    if (width && width->kind == T_STR) pad = width->s;
+    if (width && width->kind == T_STR)
+        pad = width->s;
     else if (width && width->kind == T_INT) {
         if (!tpl_binary(c, '*', tpl_text(tpl_lit(" ")), *width, &spaces)) return false;
         pad = spaces.s;
@@ -124,7 +141,12 @@ static bool f_indent(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out)
 bool tpl_escape(tpl_str s, nf_buf *out) {
     bool ok = true;
     for (size_t i = 0; ok && i < s.n; i++) {
-        const char *e = s.p[i] == '&' ? "&amp;" : s.p[i] == '<' ? "&lt;" : s.p[i] == '>' ? "&gt;" : s.p[i] == '"' ? "&#34;" : s.p[i] == '\'' ? "&#39;" : NULL;
+        const char *e = s.p[i] == '&'    ? "&amp;"
+                        : s.p[i] == '<'  ? "&lt;"
+                        : s.p[i] == '>'  ? "&gt;"
+                        : s.p[i] == '"'  ? "&#34;"
+                        : s.p[i] == '\'' ? "&#39;"
+                                         : NULL;
         ok = e ? append(out, tpl_lit(e)) : !nf_buf_byte(out, (unsigned char)s.p[i], NULL);
     }
     return ok;
@@ -157,7 +179,8 @@ static bool f_wordcount(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *o
     for (const char *p = s.p, *end = s.p + s.n; p < end;) {
         uint32_t code = tpl_next(&p);
         utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)code);
-        bool word = (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO) || (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO) || code == '_';
+        bool word = (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO) ||
+                    (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO) || code == '_';
         n += word && !in_word;
         in_word = word;
     }
@@ -185,40 +208,53 @@ static bool f_format(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out)
             ok = !nf_buf_byte(&buf, '%', NULL);
             continue;
         }
-        if (!type || !strchr("srdifxXeg", type)) ok = tpl_fail(c, NF_ERR_UNSUPPORTED, "format: the conversion %%%c", type ? type : ' ');
-        else if (used >= a->n) ok = tpl_fail(c, NF_ERR_ARGUMENT, "not enough arguments for format string");
+        if (!type || !strchr("srdifxXeg", type))
+            ok = tpl_fail(c, NF_ERR_UNSUPPORTED, "format: the conversion %%%c", type ? type : ' ');
+        else if (used >= a->n)
+            ok = tpl_fail(c, NF_ERR_ARGUMENT, "not enough arguments for format string");
         if (!ok) break;
         tpl_value x = a->pos[used++];
         if (type == 's' || type == 'r') {
             nf_buf piece = {0};
             ok = type == 's' ? tpl_print(c, x, &piece) : tpl_repr(c, x, &piece);
             spec[k++] = 's';
-            if (ok && k == 2) ok = append(&buf, (tpl_str){piece.data, piece.len});
-            else if (ok) ok = !nf_buf_printf(&buf, NULL, spec, piece.data ? piece.data : "");
+            if (ok && k == 2)
+                ok = append(&buf, (tpl_str){piece.data, piece.len});
+            else if (ok)
+                ok = !nf_buf_printf(&buf, NULL, spec, piece.data ? piece.data : "");
             nf_buf_free(&piece);
         } else if (!tpl_is_number(x)) {
-            ok = tpl_fail(c, NF_ERR_ARGUMENT, "%%%c format: a real number is required, not %s", type, tpl_type_name(x));
+            ok = tpl_fail(c, NF_ERR_ARGUMENT, "%%%c format: a real number is required, not %s", type,
+                          tpl_type_name(x));
         } else if (strchr("dixX", type)) {
             memcpy(spec + k, "ll", 2);
             spec[k + 2] = type == 'i' ? 'd' : type;
-            ok = !nf_buf_printf(&buf, NULL, spec, x.kind == T_FLOAT ? (long long)x.f : x.kind == T_BOOL ? (long long)x.b : (long long)x.i);
+            ok = !nf_buf_printf(&buf, NULL, spec,
+                                x.kind == T_FLOAT  ? (long long)x.f
+                                : x.kind == T_BOOL ? (long long)x.b
+                                                   : (long long)x.i);
         } else {
             spec[k] = type;
             ok = !nf_buf_printf(&buf, NULL, spec, tpl_number(x));
         }
     }
-    if (ok && used < a->n) ok = tpl_fail(c, NF_ERR_ARGUMENT, "not all arguments converted during string formatting");
+    if (ok && used < a->n)
+        ok = tpl_fail(c, NF_ERR_ARGUMENT, "not all arguments converted during string formatting");
     return text_result(c, &buf, ok, out);
 }
 
-/* ---- numbers -------------------------------------------------------------------------------------------------------------------- */
+/* ---- numbers
+ * --------------------------------------------------------------------------------------------------------------------
+ */
 
 static bool f_int(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *otherwise = tpl_arg(a, 0, "default"), *base = tpl_arg(a, 1, "base");
     (void)c;
     *out = otherwise ? *otherwise : tpl_int(0);
-    if (v.kind == T_INT || v.kind == T_BOOL) *out = tpl_int(v.kind == T_INT ? v.i : v.b);
-    else if (v.kind == T_FLOAT && fabs(v.f) < 9.2e18) *out = tpl_int((int64_t)v.f);
+    if (v.kind == T_INT || v.kind == T_BOOL)
+        *out = tpl_int(v.kind == T_INT ? v.i : v.b);
+    else if (v.kind == T_FLOAT && fabs(v.f) < 9.2e18)
+        *out = tpl_int((int64_t)v.f);
     else if (v.kind == T_STR) {
         tpl_str s = tpl_trim(v.s, NULL, true, true);
         char text[64], *end;
@@ -227,7 +263,8 @@ static bool f_int(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
         text[s.n] = '\0';
         errno = 0;
         long long i = strtoll(text, &end, base && base->kind == T_INT ? (int)base->i : 10);
-        if (!*end && !errno) *out = tpl_int(i);
+        if (!*end && !errno)
+            *out = tpl_int(i);
         else { /* int(float(text)) */
             double f = strtod(text, &end);
             if (!*end && fabs(f) < 9.2e18) *out = tpl_int((int64_t)f);
@@ -240,7 +277,8 @@ static bool f_float(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) 
     const tpl_value *otherwise = tpl_arg(a, 0, "default");
     (void)c;
     *out = otherwise ? *otherwise : tpl_float(0);
-    if (tpl_is_number(v)) *out = tpl_float(tpl_number(v));
+    if (tpl_is_number(v))
+        *out = tpl_float(tpl_number(v));
     else if (v.kind == T_STR) {
         tpl_str s = tpl_trim(v.s, NULL, true, true);
         char text[400], *end;
@@ -255,25 +293,33 @@ static bool f_float(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) 
 
 static bool f_abs(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     (void)a;
-    if (v.kind == T_FLOAT) *out = tpl_float(fabs(v.f));
-    else if (tpl_is_number(v)) return tpl_binary(c, '*', v, tpl_int((v.kind == T_INT ? v.i : v.b) < 0 ? -1 : 1), out);
-    else return tpl_fail(c, NF_ERR_ARGUMENT, "bad operand type for abs(): '%s'", tpl_type_name(v));
+    if (v.kind == T_FLOAT)
+        *out = tpl_float(fabs(v.f));
+    else if (tpl_is_number(v))
+        return tpl_binary(c, '*', v, tpl_int((v.kind == T_INT ? v.i : v.b) < 0 ? -1 : 1), out);
+    else
+        return tpl_fail(c, NF_ERR_ARGUMENT, "bad operand type for abs(): '%s'", tpl_type_name(v));
     return true;
 }
 
 static bool f_round(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *precision = tpl_arg(a, 0, "precision"), *method = tpl_arg(a, 1, "method");
     if (!tpl_is_number(v)) return tpl_fail(c, NF_ERR_ARGUMENT, "round: not a number");
-    int digits = precision && precision->kind == T_INT && precision->i >= -300 && precision->i <= 300 ? (int)precision->i : 0;
+    int digits = precision && precision->kind == T_INT && precision->i >= -300 && precision->i <= 300
+                     ? (int)precision->i
+                     : 0;
     double x = tpl_number(v), scale = pow(10, digits);
     const bool common = !method || method->kind != T_STR || tpl_str_is(method->s, "common");
     if (common && v.kind != T_FLOAT && digits >= 0) { /* Python's round keeps whole numbers whole */
         *out = tpl_int(v.kind == T_INT ? v.i : v.b);
         return true;
     }
-    if (method && method->kind == T_STR && tpl_str_is(method->s, "ceil")) x = ceil(x * scale) / scale;
-    else if (method && method->kind == T_STR && tpl_str_is(method->s, "floor")) x = floor(x * scale) / scale;
-    else if (digits >= 0 && digits < 20) { /* Python rounds the decimal value, half to even: printf does as well */
+    if (method && method->kind == T_STR && tpl_str_is(method->s, "ceil"))
+        x = ceil(x * scale) / scale;
+    else if (method && method->kind == T_STR && tpl_str_is(method->s, "floor"))
+        x = floor(x * scale) / scale;
+    else if (digits >= 0 &&
+             digits < 20) { /* Python rounds the decimal value, half to even: printf does as well */
         char text[400];
         snprintf(text, sizeof text, "%.*f", digits, x);
         x = strtod(text, NULL);
@@ -284,16 +330,28 @@ static bool f_round(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) 
     return true;
 }
 
-/* ---- lists ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- lists
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
 static bool f_length(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     (void)a;
     switch (v.kind) {
-    case T_UNDEFINED: *out = tpl_int(0); return true;
-    case T_STR: *out = tpl_int((int64_t)tpl_length(v.s)); return true;
-    case T_LIST: case T_TUPLE: *out = tpl_int((int64_t)v.list->n); return true;
-    case T_DICT: *out = tpl_int((int64_t)v.dict->n); return true;
-    default: return tpl_fail(c, NF_ERR_ARGUMENT, "object of type '%s' has no len()", tpl_type_name(v));
+    case T_UNDEFINED:
+        *out = tpl_int(0);
+        return true;
+    case T_STR:
+        *out = tpl_int((int64_t)tpl_length(v.s));
+        return true;
+    case T_LIST:
+    case T_TUPLE:
+        *out = tpl_int((int64_t)v.list->n);
+        return true;
+    case T_DICT:
+        *out = tpl_int((int64_t)v.dict->n);
+        return true;
+    default:
+        return tpl_fail(c, NF_ERR_ARGUMENT, "object of type '%s' has no len()", tpl_type_name(v));
     }
 }
 
@@ -319,7 +377,8 @@ static bool f_last(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     tpl_list *items;
     (void)a;
     if (!tpl_iterate(c, v, &items)) return false;
-    *out = items->n ? items->items[items->n - 1] : tpl_undefined(tpl_lit("No last item, sequence was empty."));
+    *out =
+        items->n ? items->items[items->n - 1] : tpl_undefined(tpl_lit("No last item, sequence was empty."));
     return true;
 }
 
@@ -344,7 +403,9 @@ static bool f_reverse(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out
     (void)a;
     if (!reversed || !tpl_iterate(c, v, &items)) return false;
     bool ok = true;
-    for (size_t i = items->n; i > 0 && ok; i--) ok = v.kind == T_STR ? append(&buf, items->items[i - 1].s) : tpl_list_add(c, reversed, items->items[i - 1]);
+    for (size_t i = items->n; i > 0 && ok; i--)
+        ok = v.kind == T_STR ? append(&buf, items->items[i - 1].s)
+                             : tpl_list_add(c, reversed, items->items[i - 1]);
     if (v.kind == T_STR) return text_result(c, &buf, ok, out);
     *out = (tpl_value){.kind = T_LIST, .list = reversed};
     return ok;
@@ -357,13 +418,17 @@ static bool sort_key(tpl_ctx *c, tpl_value v, bool case_sensitive, tpl_value *ou
 }
 
 /* Stable merge sort of indices by keys. */
-static bool sort_range(tpl_ctx *c, const tpl_value *keys, size_t *index, size_t *spare, size_t n, bool reverse) {
+static bool sort_range(tpl_ctx *c, const tpl_value *keys, size_t *index, size_t *spare, size_t n,
+                       bool reverse) {
     if (n < 2) return true;
     size_t half = n / 2, i = 0, j = half, k = 0;
-    if (!sort_range(c, keys, index, spare, half, reverse) || !sort_range(c, keys, index + half, spare, n - half, reverse)) return false;
+    if (!sort_range(c, keys, index, spare, half, reverse) ||
+        !sort_range(c, keys, index + half, spare, n - half, reverse))
+        return false;
     while (i < half || j < n) {
         int order = 0;
-        if (i < half && j < n && (!tpl_step(c, 1) || !tpl_order(c, keys[index[i]], keys[index[j]], &order))) return false;
+        if (i < half && j < n && (!tpl_step(c, 1) || !tpl_order(c, keys[index[i]], keys[index[j]], &order)))
+            return false;
         if (reverse) order = -order;
         spare[k++] = j == n || (i < half && order <= 0) ? index[i++] : index[j++];
     }
@@ -382,7 +447,8 @@ static bool sorted(tpl_ctx *c, const tpl_list *items, const tpl_value *keys, boo
 }
 
 static bool f_sort(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
-    const tpl_value *reverse = tpl_arg(a, 0, "reverse"), *sensitive = tpl_arg(a, 1, "case_sensitive"), *attribute = tpl_arg(a, 2, "attribute");
+    const tpl_value *reverse = tpl_arg(a, 0, "reverse"), *sensitive = tpl_arg(a, 1, "case_sensitive"),
+                    *attribute = tpl_arg(a, 2, "attribute");
     tpl_list *items, *result = tpl_list_new(c);
     if (!result || !tpl_iterate(c, v, &items)) return false;
     tpl_value *keys = tpl_make(c, (items->n + 1) * sizeof *keys);
@@ -409,13 +475,15 @@ static bool f_items(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) 
     if (v.kind != T_DICT) return tpl_fail(c, NF_ERR_ARGUMENT, "Can only get item pairs from a mapping.");
     for (size_t i = 0; i < v.dict->n; i++) {
         tpl_value pair;
-        if (!pair_list(c, v.dict->keys[i], v.dict->values[i], &pair) || !tpl_list_add(c, out->list, pair)) return false;
+        if (!pair_list(c, v.dict->keys[i], v.dict->values[i], &pair) || !tpl_list_add(c, out->list, pair))
+            return false;
     }
     return true;
 }
 
 static bool f_dictsort(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
-    const tpl_value *sensitive = tpl_arg(a, 0, "case_sensitive"), *by = tpl_arg(a, 1, "by"), *reverse = tpl_arg(a, 2, "reverse");
+    const tpl_value *sensitive = tpl_arg(a, 0, "case_sensitive"), *by = tpl_arg(a, 1, "by"),
+                    *reverse = tpl_arg(a, 2, "reverse");
     tpl_args none = {0};
     tpl_value pairs;
     if (v.kind != T_DICT) return tpl_fail(c, NF_ERR_ARGUMENT, "dictsort: not a mapping");
@@ -425,7 +493,9 @@ static bool f_dictsort(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *ou
     tpl_list *result = tpl_list_new(c);
     if (!keys || !result) return false;
     for (size_t i = 0; i < v.dict->n; i++)
-        if (!sort_key(c, by_value ? v.dict->values[i] : v.dict->keys[i], sensitive && tpl_truth(*sensitive), &keys[i])) return false;
+        if (!sort_key(c, by_value ? v.dict->values[i] : v.dict->keys[i], sensitive && tpl_truth(*sensitive),
+                      &keys[i]))
+            return false;
     *out = (tpl_value){.kind = T_LIST, .list = result};
     return sorted(c, pairs.list, keys, reverse && tpl_truth(*reverse), result);
 }
@@ -438,8 +508,11 @@ static bool f_unique(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out)
         tpl_value key = items->items[i];
         bool known = false;
         if (attribute && attribute->kind != T_NONE && !by_path(c, key, *attribute, &key)) return false;
-        if (!sort_key(c, key, sensitive && tpl_truth(*sensitive), &key) || !tpl_contains(c, (tpl_value){.kind = T_LIST, .list = seen}, key, &known)) return false;
-        if (!known && (!tpl_list_add(c, seen, key) || !tpl_list_add(c, result, items->items[i]))) return false;
+        if (!sort_key(c, key, sensitive && tpl_truth(*sensitive), &key) ||
+            !tpl_contains(c, (tpl_value){.kind = T_LIST, .list = seen}, key, &known))
+            return false;
+        if (!known && (!tpl_list_add(c, seen, key) || !tpl_list_add(c, result, items->items[i])))
+            return false;
     }
     *out = (tpl_value){.kind = T_LIST, .list = result};
     return true;
@@ -455,13 +528,19 @@ static bool extreme(tpl_ctx *c, tpl_value v, const tpl_args *a, int sign, tpl_va
         tpl_value key = items->items[i];
         int order = -sign;
         if (attribute && attribute->kind != T_NONE && !by_path(c, key, *attribute, &key)) return false;
-        if (!sort_key(c, key, sensitive && tpl_truth(*sensitive), &key) || (i && !tpl_order(c, best_key, key, &order))) return false;
+        if (!sort_key(c, key, sensitive && tpl_truth(*sensitive), &key) ||
+            (i && !tpl_order(c, best_key, key, &order)))
+            return false;
         if (order * sign < 0) best_key = key, *out = items->items[i];
     }
     return true;
 }
-static bool f_min(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return extreme(c, v, a, -1, out); }
-static bool f_max(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return extreme(c, v, a, 1, out); }
+static bool f_min(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return extreme(c, v, a, -1, out);
+}
+static bool f_max(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return extreme(c, v, a, 1, out);
+}
 
 static bool f_sum(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *attribute = tpl_arg(a, 0, "attribute"), *start = tpl_arg(a, 1, "start");
@@ -479,7 +558,8 @@ static bool f_sum(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
 static bool f_batch(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *size = tpl_arg(a, 0, "linecount"), *fill = tpl_arg(a, 1, "fill_with");
     tpl_list *items, *result = tpl_list_new(c), *row = NULL;
-    if (!size || size->kind != T_INT || size->i < 1) return tpl_fail(c, NF_ERR_ARGUMENT, "batch needs a positive size");
+    if (!size || size->kind != T_INT || size->i < 1)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "batch needs a positive size");
     if (!result || !tpl_iterate(c, v, &items)) return false;
     for (size_t i = 0; i < items->n; i++) {
         if (i % (size_t)size->i == 0) {
@@ -509,7 +589,9 @@ static bool f_groupby(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out
         if (!sort_key(c, key, false, &folded)) return false;
         if (!group || !tpl_equal(folded, previous)) {
             group = tpl_list_new(c);
-            if (!group || !pair_list(c, key, (tpl_value){.kind = T_LIST, .list = group}, &pair) || !tpl_list_add(c, result, pair)) return false;
+            if (!group || !pair_list(c, key, (tpl_value){.kind = T_LIST, .list = group}, &pair) ||
+                !tpl_list_add(c, result, pair))
+                return false;
         }
         previous = folded;
         if (!tpl_list_add(c, group, ordered.list->items[i])) return false;
@@ -518,7 +600,7 @@ static bool f_groupby(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out
     return true;
 }
 
-/* ---- map, select, reject -------------------------------------------------------------------------------------------------------- */
+/* ---- map, select, reject ---- */
 
 /* The arguments behind the first `skip`. */
 static tpl_args rest(const tpl_args *a, size_t skip) {
@@ -529,16 +611,22 @@ static tpl_args rest(const tpl_args *a, size_t skip) {
 }
 
 static bool f_map(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
-    const tpl_value *attribute = a->n ? NULL : tpl_arg(a, SIZE_MAX, "attribute"), *otherwise = tpl_arg(a, SIZE_MAX, "default");
+    const tpl_value *attribute = a->n ? NULL : tpl_arg(a, SIZE_MAX, "attribute"),
+                    *otherwise = tpl_arg(a, SIZE_MAX, "default");
     tpl_list *items, *result = tpl_list_new(c);
-    if (!tpl_truth(v)) v = tpl_undefined(tpl_lit("")); /* map, select and reject take anything falsy for empty */
+    if (!tpl_truth(v))
+        v = tpl_undefined(tpl_lit("")); /* map, select and reject take anything falsy for empty */
     if (!result || !tpl_iterate(c, v, &items)) return false;
-    if (!attribute && (!a->n || a->pos[0].kind != T_STR)) return tpl_fail(c, NF_ERR_ARGUMENT, "map requires a filter argument");
-    if (!attribute && !tpl_known_filter(a->pos[0].s)) return tpl_fail(c, NF_ERR_ARGUMENT, "map: no filter named '%.*s'", (int)a->pos[0].s.n, a->pos[0].s.p);
+    if (!attribute && (!a->n || a->pos[0].kind != T_STR))
+        return tpl_fail(c, NF_ERR_ARGUMENT, "map requires a filter argument");
+    if (!attribute && !tpl_known_filter(a->pos[0].s))
+        return tpl_fail(c, NF_ERR_ARGUMENT, "map: no filter named '%.*s'", (int)a->pos[0].s.n, a->pos[0].s.p);
     tpl_args more = rest(a, 1);
     for (size_t i = 0; i < items->n; i++) {
         tpl_value x;
-        if (attribute ? !by_path(c, items->items[i], *attribute, &x) : !tpl_filter(c, a->pos[0].s, items->items[i], &more, &x)) return false;
+        if (attribute ? !by_path(c, items->items[i], *attribute, &x)
+                      : !tpl_filter(c, a->pos[0].s, items->items[i], &more, &x))
+            return false;
         if (attribute && otherwise && x.kind == T_UNDEFINED) x = *otherwise;
         if (!tpl_list_add(c, result, x)) return false;
     }
@@ -553,25 +641,38 @@ static bool choose(tpl_ctx *c, tpl_value v, const tpl_args *a, bool by_attribute
     if (!result || !tpl_iterate(c, v, &items)) return false;
     if (by_attribute && !a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "Missing parameter for attribute name");
     const bool has_test = a->n > first;
-    if (has_test && (a->pos[first].kind != T_STR || !tpl_known_test(a->pos[first].s))) return tpl_fail(c, NF_ERR_ARGUMENT, "no such test");
+    if (has_test && (a->pos[first].kind != T_STR || !tpl_known_test(a->pos[first].s)))
+        return tpl_fail(c, NF_ERR_ARGUMENT, "no such test");
     tpl_args more = rest(a, first + 1);
     for (size_t i = 0; i < items->n; i++) {
         tpl_value x = items->items[i];
         bool pass;
         if (by_attribute && !by_path(c, x, a->pos[0], &x)) return false;
-        if (!has_test) pass = tpl_truth(x);
-        else if (!tpl_test(c, a->pos[first].s, x, &more, &pass)) return false;
+        if (!has_test)
+            pass = tpl_truth(x);
+        else if (!tpl_test(c, a->pos[first].s, x, &more, &pass))
+            return false;
         if (pass == keep && !tpl_list_add(c, result, items->items[i])) return false;
     }
     *out = (tpl_value){.kind = T_LIST, .list = result};
     return true;
 }
-static bool f_select(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return choose(c, v, a, false, true, out); }
-static bool f_reject(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return choose(c, v, a, false, false, out); }
-static bool f_selectattr(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return choose(c, v, a, true, true, out); }
-static bool f_rejectattr(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) { return choose(c, v, a, true, false, out); }
+static bool f_select(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return choose(c, v, a, false, true, out);
+}
+static bool f_reject(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return choose(c, v, a, false, false, out);
+}
+static bool f_selectattr(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return choose(c, v, a, true, true, out);
+}
+static bool f_rejectattr(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
+    return choose(c, v, a, true, false, out);
+}
 
-/* ---- the rest ------------------------------------------------------------------------------------------------------------------- */
+/* ---- the rest
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 static bool f_default(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out) {
     const tpl_value *otherwise = tpl_arg(a, 0, "default_value"), *falsy = tpl_arg(a, 1, "boolean");
@@ -602,13 +703,48 @@ static const struct {
     const char *name;
     filter_fn run;
 } filters[] = {
-    {"abs", f_abs}, {"attr", f_attr}, {"batch", f_batch}, {"capitalize", f_capitalize}, {"count", f_length}, {"d", f_default}, {"default", f_default},
-    {"dictsort", f_dictsort}, {"e", f_escape}, {"escape", f_escape}, {"first", f_first}, {"float", f_float}, {"format", f_format},
-    {"groupby", f_groupby}, {"indent", f_indent}, {"int", f_int}, {"items", f_items}, {"join", f_join}, {"last", f_last}, {"length", f_length},
-    {"list", f_list}, {"lower", f_lower}, {"map", f_map}, {"max", f_max}, {"min", f_min}, {"reject", f_reject}, {"rejectattr", f_rejectattr},
-    {"replace", f_replace}, {"reverse", f_reverse}, {"round", f_round}, {"safe", f_safe}, {"select", f_select}, {"selectattr", f_selectattr},
-    {"sort", f_sort}, {"string", f_string}, {"sum", f_sum}, {"title", f_title}, {"tojson", f_tojson}, {"trim", f_trim}, {"unique", f_unique},
-    {"upper", f_upper}, {"wordcount", f_wordcount},
+    {"abs", f_abs},
+    {"attr", f_attr},
+    {"batch", f_batch},
+    {"capitalize", f_capitalize},
+    {"count", f_length},
+    {"d", f_default},
+    {"default", f_default},
+    {"dictsort", f_dictsort},
+    {"e", f_escape},
+    {"escape", f_escape},
+    {"first", f_first},
+    {"float", f_float},
+    {"format", f_format},
+    {"groupby", f_groupby},
+    {"indent", f_indent},
+    {"int", f_int},
+    {"items", f_items},
+    {"join", f_join},
+    {"last", f_last},
+    {"length", f_length},
+    {"list", f_list},
+    {"lower", f_lower},
+    {"map", f_map},
+    {"max", f_max},
+    {"min", f_min},
+    {"reject", f_reject},
+    {"rejectattr", f_rejectattr},
+    {"replace", f_replace},
+    {"reverse", f_reverse},
+    {"round", f_round},
+    {"safe", f_safe},
+    {"select", f_select},
+    {"selectattr", f_selectattr},
+    {"sort", f_sort},
+    {"string", f_string},
+    {"sum", f_sum},
+    {"title", f_title},
+    {"tojson", f_tojson},
+    {"trim", f_trim},
+    {"unique", f_unique},
+    {"upper", f_upper},
+    {"wordcount", f_wordcount},
 };
 
 static filter_fn find_filter(tpl_str name) {
@@ -617,7 +753,9 @@ static filter_fn find_filter(tpl_str name) {
     return NULL;
 }
 
-bool tpl_known_filter(tpl_str name) { return find_filter(name) != NULL; }
+bool tpl_known_filter(tpl_str name) {
+    return find_filter(name) != NULL;
+}
 
 bool tpl_filter(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *args, tpl_value *out) {
     filter_fn run = find_filter(name);
@@ -625,12 +763,16 @@ bool tpl_filter(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *args, tpl
     return tpl_step(c, 1) && run(c, v, args, out);
 }
 
-/* ---- tests ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- tests
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
 static const char *const tests[] = {
-    "!=", "==", "boolean", "callable", "defined", "divisibleby", "eq", "equalto", "even", "false", "filter", "float", "ge", "greaterthan", "gt", "in",
-    "integer", "iterable", "le", "lessthan", "lower", "lt", "mapping", "ne", "none", "number", "odd", "sameas", "sequence", "string", "test", "true",
-    "undefined", "upper", ">", "<", ">=", "<="};
+    "!=",        "==",       "boolean", "callable", "defined",  "divisibleby", "eq",      "equalto",
+    "even",      "false",    "filter",  "float",    "ge",       "greaterthan", "gt",      "in",
+    "integer",   "iterable", "le",      "lessthan", "lower",    "lt",          "mapping", "ne",
+    "none",      "number",   "odd",     "sameas",   "sequence", "string",      "test",    "true",
+    "undefined", "upper",    ">",       "<",        ">=",       "<="};
 
 bool tpl_known_test(tpl_str name) {
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
@@ -656,8 +798,9 @@ static bool compare_test(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *
     static const struct {
         const char *name;
         char op;
-    } table[] = {{"eq", '='}, {"==", '='}, {"equalto", '='}, {"ne", '!'}, {"!=", '!'}, {"lt", '<'}, {"lessthan", '<'}, {"<", '<'}, {"le", 'l'},
-                 {"<=", 'l'}, {"gt", '>'}, {"greaterthan", '>'}, {">", '>'}, {"ge", 'g'}, {">=", 'g'}};
+    } table[] = {{"eq", '='}, {"==", '='},          {"equalto", '='}, {"ne", '!'}, {"!=", '!'},
+                 {"lt", '<'}, {"lessthan", '<'},    {"<", '<'},       {"le", 'l'}, {"<=", 'l'},
+                 {"gt", '>'}, {"greaterthan", '>'}, {">", '>'},       {"ge", 'g'}, {">=", 'g'}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (!tpl_str_is(name, table[i].name)) continue;
         int order = 0;
@@ -668,7 +811,10 @@ static bool compare_test(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *
             return true;
         }
         if (!tpl_order(c, v, a->pos[0], &order)) return false;
-        *out = table[i].op == '<' ? order < 0 : table[i].op == 'l' ? order <= 0 : table[i].op == '>' ? order > 0 : order >= 0;
+        *out = table[i].op == '<'   ? order < 0
+               : table[i].op == 'l' ? order <= 0
+               : table[i].op == '>' ? order > 0
+                                    : order >= 0;
         return true;
     }
     *known = false;
@@ -680,24 +826,42 @@ bool tpl_test(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *a, bool *ou
     if (!tpl_step(c, 1) || !compare_test(c, name, v, a, &known, out)) return false;
     if (known) return true;
     const bool list = v.kind == T_LIST || v.kind == T_TUPLE;
-    if (tpl_str_is(name, "defined")) *out = v.kind != T_UNDEFINED;
-    else if (tpl_str_is(name, "undefined")) *out = v.kind == T_UNDEFINED;
-    else if (tpl_str_is(name, "none")) *out = v.kind == T_NONE;
-    else if (tpl_str_is(name, "true")) *out = v.kind == T_BOOL && v.b;
-    else if (tpl_str_is(name, "false")) *out = v.kind == T_BOOL && !v.b;
-    else if (tpl_str_is(name, "boolean")) *out = v.kind == T_BOOL;
-    else if (tpl_str_is(name, "string")) *out = v.kind == T_STR;
-    else if (tpl_str_is(name, "number")) *out = tpl_is_number(v);
-    else if (tpl_str_is(name, "integer")) *out = v.kind == T_INT;
-    else if (tpl_str_is(name, "float")) *out = v.kind == T_FLOAT;
-    else if (tpl_str_is(name, "mapping")) *out = v.kind == T_DICT;
-    else if (tpl_str_is(name, "sequence")) *out = list || v.kind == T_STR || v.kind == T_DICT || v.kind == T_UNDEFINED; /* has len and items */
-    else if (tpl_str_is(name, "iterable")) *out = list || v.kind == T_STR || v.kind == T_DICT || v.kind == T_UNDEFINED || v.kind == T_LOOP;
-    else if (tpl_str_is(name, "callable")) *out = v.kind == T_MACRO || v.kind == T_FUNCTION || v.kind == T_METHOD || v.kind == T_UNDEFINED;
-    else if (tpl_str_is(name, "upper")) return only_case(c, v, true, out);
-    else if (tpl_str_is(name, "lower")) return only_case(c, v, false, out);
-    else if (tpl_str_is(name, "filter")) *out = v.kind == T_STR && tpl_known_filter(v.s);
-    else if (tpl_str_is(name, "test")) *out = v.kind == T_STR && tpl_known_test(v.s);
+    if (tpl_str_is(name, "defined"))
+        *out = v.kind != T_UNDEFINED;
+    else if (tpl_str_is(name, "undefined"))
+        *out = v.kind == T_UNDEFINED;
+    else if (tpl_str_is(name, "none"))
+        *out = v.kind == T_NONE;
+    else if (tpl_str_is(name, "true"))
+        *out = v.kind == T_BOOL && v.b;
+    else if (tpl_str_is(name, "false"))
+        *out = v.kind == T_BOOL && !v.b;
+    else if (tpl_str_is(name, "boolean"))
+        *out = v.kind == T_BOOL;
+    else if (tpl_str_is(name, "string"))
+        *out = v.kind == T_STR;
+    else if (tpl_str_is(name, "number"))
+        *out = tpl_is_number(v);
+    else if (tpl_str_is(name, "integer"))
+        *out = v.kind == T_INT;
+    else if (tpl_str_is(name, "float"))
+        *out = v.kind == T_FLOAT;
+    else if (tpl_str_is(name, "mapping"))
+        *out = v.kind == T_DICT;
+    else if (tpl_str_is(name, "sequence"))
+        *out = list || v.kind == T_STR || v.kind == T_DICT || v.kind == T_UNDEFINED; /* has len and items */
+    else if (tpl_str_is(name, "iterable"))
+        *out = list || v.kind == T_STR || v.kind == T_DICT || v.kind == T_UNDEFINED || v.kind == T_LOOP;
+    else if (tpl_str_is(name, "callable"))
+        *out = v.kind == T_MACRO || v.kind == T_FUNCTION || v.kind == T_METHOD || v.kind == T_UNDEFINED;
+    else if (tpl_str_is(name, "upper"))
+        return only_case(c, v, true, out);
+    else if (tpl_str_is(name, "lower"))
+        return only_case(c, v, false, out);
+    else if (tpl_str_is(name, "filter"))
+        *out = v.kind == T_STR && tpl_known_filter(v.s);
+    else if (tpl_str_is(name, "test"))
+        *out = v.kind == T_STR && tpl_known_test(v.s);
     else if (tpl_str_is(name, "odd") || tpl_str_is(name, "even")) {
         tpl_value r;
         if (!tpl_binary(c, '%', v, tpl_int(2), &r)) return false;
@@ -712,7 +876,8 @@ bool tpl_test(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *a, bool *ou
         return tpl_contains(c, a->pos[0], v, out);
     } else if (tpl_str_is(name, "sameas")) {
         if (!a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "sameas needs an argument");
-        *out = v.kind == a->pos[0].kind && (v.kind < T_LIST ? tpl_equal(v, a->pos[0]) : v.list == a->pos[0].list);
+        *out = v.kind == a->pos[0].kind &&
+               (v.kind < T_LIST ? tpl_equal(v, a->pos[0]) : v.list == a->pos[0].list);
     } else {
         return tpl_fail(c, NF_ERR_UNSUPPORTED, "no test named '%.*s'", (int)name.n, name.p);
     }

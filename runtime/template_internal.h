@@ -1,6 +1,6 @@
 /*
- * The template interpreter: values, syntax tree and what its files share. Everything that a parse or a render makes lives in an
- * arena and is freed with it, so that no path can leak.
+ * The template interpreter: values, syntax tree and what its files share. Everything that a parse or a render
+ * makes lives in an arena and is freed with it, so that no path can leak.
  */
 #ifndef NF_RUNTIME_TEMPLATE_INTERNAL_H
 #define NF_RUNTIME_TEMPLATE_INTERNAL_H
@@ -16,7 +16,9 @@
 #define NF_TPL_MAX_STEPS 50000000u
 #define NF_TPL_MAX_DEPTH 200 /* nesting of syntax and of macro calls */
 
-/* ---- arena ------------------------------------------------------------------------------------------------------------------- */
+/* ---- arena
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct tpl_block {
     struct tpl_block *next;
@@ -32,10 +34,25 @@ typedef struct tpl_arena {
 void *tpl_alloc(tpl_arena *a, size_t n);
 void tpl_arena_free(tpl_arena *a);
 
-/* ---- values ------------------------------------------------------------------------------------------------------------------ */
+/* ---- values
+ * ------------------------------------------------------------------------------------------------------------------
+ */
 
 typedef enum tpl_kind {
-    T_UNDEFINED, T_NONE, T_BOOL, T_INT, T_FLOAT, T_STR, T_LIST, T_TUPLE, T_DICT, T_NAMESPACE, T_MACRO, T_FUNCTION, T_METHOD, T_LOOP
+    T_UNDEFINED,
+    T_NONE,
+    T_BOOL,
+    T_INT,
+    T_FLOAT,
+    T_STR,
+    T_LIST,
+    T_TUPLE,
+    T_DICT,
+    T_NAMESPACE,
+    T_MACRO,
+    T_FUNCTION,
+    T_METHOD,
+    T_LOOP
 } tpl_kind;
 
 typedef struct tpl_str {
@@ -58,7 +75,8 @@ typedef struct tpl_method tpl_method;
 
 struct tpl_value {
     tpl_kind kind;
-    bool markup; /* T_STR: result of safe or escape; adding plain text to it escapes that text, as markupsafe does */
+    bool markup; /* T_STR: result of safe or escape; adding plain text to it escapes that text, as markupsafe
+                    does */
     union {
         bool b;
         int64_t i;
@@ -77,14 +95,46 @@ struct tpl_method { /* obj.name, waiting to be called */
     tpl_str name;
 };
 
-/* ---- syntax ------------------------------------------------------------------------------------------------------------------ */
+/* ---- syntax
+ * ------------------------------------------------------------------------------------------------------------------
+ */
 
 typedef enum tpl_node_kind {
     /* expressions */
-    N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_ATTR, N_ITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_NOT, N_NEG, N_POS, N_AND, N_OR, N_COND,
-    N_BINARY, N_COMPARE, N_CONCAT,
+    N_CONST,
+    N_NAME,
+    N_LIST,
+    N_TUPLE,
+    N_DICT,
+    N_ATTR,
+    N_ITEM,
+    N_SLICE,
+    N_CALL,
+    N_FILTER,
+    N_TEST,
+    N_NOT,
+    N_NEG,
+    N_POS,
+    N_AND,
+    N_OR,
+    N_COND,
+    N_BINARY,
+    N_COMPARE,
+    N_CONCAT,
     /* statements */
-    N_TEXT, N_PRINT, N_IF, N_FOR, N_SET, N_SET_BLOCK, N_MACRO, N_CALL_BLOCK, N_FILTER_BLOCK, N_WITH, N_BREAK, N_CONTINUE, N_BODY
+    N_TEXT,
+    N_PRINT,
+    N_IF,
+    N_FOR,
+    N_SET,
+    N_SET_BLOCK,
+    N_MACRO,
+    N_CALL_BLOCK,
+    N_FILTER_BLOCK,
+    N_WITH,
+    N_BREAK,
+    N_CONTINUE,
+    N_BODY
 } tpl_node_kind;
 
 typedef struct tpl_node tpl_node;
@@ -93,15 +143,16 @@ typedef struct tpl_node tpl_node;
  *   N_ATTR a.str         N_ITEM a[b]            N_SLICE a[list 0..2], NULL where absent
  *   N_CALL a(args)       N_FILTER a|str(args)   N_TEST a is str(args), flag: negated
  *   N_COND a if b else c N_BINARY a op b        N_COMPARE a, then list with ops[]       N_CONCAT list
- *   N_TEXT value         N_PRINT a              N_IF a: body b, else c  N_FOR target a in b [if c]: list[0] body, list[1] else
- *   N_SET target a = b   N_SET_BLOCK a, body b, filters c (a chain on a placeholder) N_MACRO str, params, body b
- *   N_CALL_BLOCK call a, params, body b         N_FILTER_BLOCK chain a, body b          N_WITH list: target, value, ...; body b */
+ *   N_TEXT value         N_PRINT a              N_IF a: body b, else c  N_FOR target a in b [if c]: list[0]
+ * body, list[1] else N_SET target a = b   N_SET_BLOCK a, body b, filters c (a chain on a placeholder) N_MACRO
+ * str, params, body b N_CALL_BLOCK call a, params, body b         N_FILTER_BLOCK chain a, body b N_WITH list:
+ * target, value, ...; body b */
 struct tpl_node {
     tpl_node_kind kind;
     int line;
     bool flag;
-    int op;          /* N_BINARY: '+', '-', '*', '/', 'D' (//), '%', 'P' (**) */
-    uint8_t *ops;    /* N_COMPARE: '=', '!', '<', 'l' (<=), '>', 'g' (>=), 'i' (in), 'n' (not in) */
+    int op;       /* N_BINARY: '+', '-', '*', '/', 'D' (//), '%', 'P' (**) */
+    uint8_t *ops; /* N_COMPARE: '=', '!', '<', 'l' (<=), '>', 'g' (>=), 'i' (in), 'n' (not in) */
     tpl_str str;
     tpl_value value;
     tpl_node *a, *b, *c;
@@ -119,7 +170,9 @@ struct nf_template {
     tpl_node *root;
 };
 
-/* ---- rendering --------------------------------------------------------------------------------------------------------------- */
+/* ---- rendering
+ * ---------------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct tpl_scope {
     struct tpl_scope *parent;
@@ -134,7 +187,7 @@ struct tpl_macro {
 
 struct tpl_loop {
     const tpl_list *items;
-    size_t index;         /* of the current item */
+    size_t index; /* of the current item */
     int depth;
     tpl_value last_changed;
     bool has_changed;
@@ -148,7 +201,7 @@ typedef struct tpl_ctx {
     tpl_scope *scope;
     uint64_t steps;
     int depth;
-    int line;         /* of the node in work, for messages */
+    int line; /* of the node in work, for messages */
 } tpl_ctx;
 
 /* Arguments of a call of a filter, test, function or method. */
@@ -164,15 +217,29 @@ typedef struct tpl_args {
 __attribute__((format(printf, 3, 4))) bool tpl_fail(tpl_ctx *c, nf_status status, const char *format, ...);
 void *tpl_make(tpl_ctx *c, size_t n); /* tpl_alloc that records the failure */
 
-static inline tpl_str tpl_lit(const char *text) { return (tpl_str){text, __builtin_strlen(text)}; }
+static inline tpl_str tpl_lit(const char *text) {
+    return (tpl_str){text, __builtin_strlen(text)};
+}
 bool tpl_str_is(tpl_str s, const char *text);
 bool tpl_str_eq(tpl_str a, tpl_str b);
-static inline tpl_value tpl_none(void) { return (tpl_value){.kind = T_NONE}; }
-static inline tpl_value tpl_undefined(tpl_str name) { return (tpl_value){.kind = T_UNDEFINED, .s = name}; }
-static inline tpl_value tpl_bool(bool b) { return (tpl_value){.kind = T_BOOL, .b = b}; }
-static inline tpl_value tpl_int(int64_t i) { return (tpl_value){.kind = T_INT, .i = i}; }
-static inline tpl_value tpl_float(double f) { return (tpl_value){.kind = T_FLOAT, .f = f}; }
-static inline tpl_value tpl_text(tpl_str s) { return (tpl_value){.kind = T_STR, .s = s}; }
+static inline tpl_value tpl_none(void) {
+    return (tpl_value){.kind = T_NONE};
+}
+static inline tpl_value tpl_undefined(tpl_str name) {
+    return (tpl_value){.kind = T_UNDEFINED, .s = name};
+}
+static inline tpl_value tpl_bool(bool b) {
+    return (tpl_value){.kind = T_BOOL, .b = b};
+}
+static inline tpl_value tpl_int(int64_t i) {
+    return (tpl_value){.kind = T_INT, .i = i};
+}
+static inline tpl_value tpl_float(double f) {
+    return (tpl_value){.kind = T_FLOAT, .f = f};
+}
+static inline tpl_value tpl_text(tpl_str s) {
+    return (tpl_value){.kind = T_STR, .s = s};
+}
 
 /* values (template_value.c) */
 tpl_list *tpl_list_new(tpl_ctx *c);

@@ -1,6 +1,6 @@
 /*
- * Methods of strings, lists, dicts and loops, and the global functions. What would change a list or dict is refused, as the sandbox that
- * chat templates are rendered in does.
+ * Methods of strings, lists, dicts and loops, and the global functions. What would change a list or dict is
+ * refused, as the sandbox that chat templates are rendered in does.
  */
 #include "runtime/template_internal.h"
 
@@ -18,20 +18,28 @@ static bool one_of(tpl_str name, const char *list) { /* words separated by singl
     return false;
 }
 
-static const char string_methods[] = "split rsplit strip lstrip rstrip startswith endswith upper lower title capitalize replace join find rfind index "
-                                     "count splitlines isdigit isalpha isalnum isspace isupper islower isnumeric isdecimal zfill removeprefix removesuffix "
+static const char string_methods[] = "split rsplit strip lstrip rstrip startswith endswith upper lower title "
+                                     "capitalize replace join find rfind index "
+                                     "count splitlines isdigit isalpha isalnum isspace isupper islower "
+                                     "isnumeric isdecimal zfill removeprefix removesuffix "
                                      "ljust rjust center swapcase casefold partition rpartition format";
 static const char list_methods[] = "index count append extend insert pop remove reverse sort clear copy";
 static const char dict_methods[] = "items keys values get pop update setdefault clear copy popitem";
 
 bool tpl_has_method(tpl_value self, tpl_str name) {
     switch (self.kind) {
-    case T_STR: return one_of(name, string_methods);
-    case T_LIST: return one_of(name, list_methods);
-    case T_TUPLE: return one_of(name, "index count");
-    case T_DICT: return one_of(name, dict_methods);
-    case T_LOOP: return one_of(name, "cycle changed");
-    default: return false;
+    case T_STR:
+        return one_of(name, string_methods);
+    case T_LIST:
+        return one_of(name, list_methods);
+    case T_TUPLE:
+        return one_of(name, "index count");
+    case T_DICT:
+        return one_of(name, dict_methods);
+    case T_LOOP:
+        return one_of(name, "cycle changed");
+    default:
+        return false;
     }
 }
 
@@ -42,14 +50,17 @@ static bool text_result(tpl_ctx *c, nf_buf *buf, bool ok, tpl_value *out) {
     return c->status ? false : tpl_fail(c, NF_ERR_MEMORY, "out of memory");
 }
 
-static bool append(nf_buf *out, tpl_str s) { return !nf_buf_append(out, s.p, s.n, NULL); }
+static bool append(nf_buf *out, tpl_str s) {
+    return !nf_buf_append(out, s.p, s.n, NULL);
+}
 
 /* Argument i as a string; absent (or None, when allowed) gives *given = false. */
 static bool str_arg(tpl_ctx *c, const tpl_args *a, size_t i, const char *name, tpl_str *out, bool *given) {
     const tpl_value *v = tpl_arg(a, i, name);
     *given = v && v->kind != T_NONE;
     if (!*given) return true;
-    if (v->kind != T_STR) return tpl_fail(c, NF_ERR_ARGUMENT, "expected a string, got '%s'", tpl_type_name(*v));
+    if (v->kind != T_STR)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "expected a string, got '%s'", tpl_type_name(*v));
     *out = v->s;
     return true;
 }
@@ -62,10 +73,15 @@ static bool need_str(tpl_ctx *c, const tpl_args *a, size_t i, const char *name, 
 
 static int64_t int_arg(const tpl_args *a, size_t i, const char *name, int64_t otherwise) {
     const tpl_value *v = tpl_arg(a, i, name);
-    return !v || v->kind == T_NONE ? otherwise : v->kind == T_INT ? v->i : v->kind == T_BOOL ? v->b : otherwise;
+    return !v || v->kind == T_NONE ? otherwise
+           : v->kind == T_INT      ? v->i
+           : v->kind == T_BOOL     ? v->b
+                                   : otherwise;
 }
 
-static const char *find_in(const char *p, size_t n, tpl_str what) { return what.n ? memmem(p, n, what.p, what.n) : p; }
+static const char *find_in(const char *p, size_t n, tpl_str what) {
+    return what.n ? memmem(p, n, what.p, what.n) : p;
+}
 
 static const char *find_last(const char *p, size_t n, tpl_str what) {
     for (size_t i = n + 1; i-- > 0;)
@@ -73,14 +89,19 @@ static const char *find_last(const char *p, size_t n, tpl_str what) {
     return NULL;
 }
 
-/* ---- strings --------------------------------------------------------------------------------------------------------------------- */
+/* ---- strings
+ * ---------------------------------------------------------------------------------------------------------------------
+ */
 
-static bool add_str(tpl_ctx *c, tpl_list *l, const char *p, size_t n) { return tpl_list_add(c, l, tpl_text((tpl_str){p, n})); }
+static bool add_str(tpl_ctx *c, tpl_list *l, const char *p, size_t n) {
+    return tpl_list_add(c, l, tpl_text((tpl_str){p, n}));
+}
 
 static bool split_space(tpl_ctx *c, tpl_str s, int64_t max, tpl_list *out) {
     s = tpl_trim(s, NULL, true, false);
     while (s.n) {
-        if (max >= 0 && (int64_t)out->n == max) return add_str(c, out, s.p, s.n); /* the rest, trailing white space included */
+        if (max >= 0 && (int64_t)out->n == max)
+            return add_str(c, out, s.p, s.n); /* the rest, trailing white space included */
         const char *p = s.p, *end = s.p + s.n, *word = p;
         while (p < end) {
             const char *q = p;
@@ -131,7 +152,8 @@ static bool split_by(tpl_ctx *c, tpl_str s, tpl_str by, int64_t max, bool right,
     size_t end = s.n;
     const char *at;
     while ((max < 0 || (int64_t)back.n < max) && (at = find_last(s.p, end, by))) {
-        if (!tpl_step(c, end / 16) || !add_str(c, &back, at + by.n, (size_t)(s.p + end - at) - by.n)) return false;
+        if (!tpl_step(c, end / 16) || !add_str(c, &back, at + by.n, (size_t)(s.p + end - at) - by.n))
+            return false;
         end = (size_t)(at - s.p);
     }
     if (!add_str(c, &back, s.p, end)) return false;
@@ -160,13 +182,16 @@ static bool m_strip(tpl_ctx *c, tpl_str s, const tpl_args *a, bool left, bool ri
 
 /* startswith, endswith: a string or a tuple of strings. */
 static bool m_affix(tpl_ctx *c, tpl_str s, const tpl_args *a, bool start, tpl_value *out) {
-    if (!a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "%s takes at least one argument", start ? "startswith" : "endswith");
+    if (!a->n)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "%s takes at least one argument",
+                        start ? "startswith" : "endswith");
     const tpl_value *options = a->pos;
     size_t n = 1;
     if (options->kind == T_TUPLE) n = options->list->n, options = options->list->items;
     *out = tpl_bool(false);
     for (size_t i = 0; i < n; i++) {
-        if (options[i].kind != T_STR) return tpl_fail(c, NF_ERR_ARGUMENT, "expected a string, got '%s'", tpl_type_name(options[i]));
+        if (options[i].kind != T_STR)
+            return tpl_fail(c, NF_ERR_ARGUMENT, "expected a string, got '%s'", tpl_type_name(options[i]));
         tpl_str x = options[i].s;
         if (x.n <= s.n && !memcmp(start ? s.p : s.p + s.n - x.n, x.p, x.n)) *out = tpl_bool(true);
     }
@@ -208,7 +233,9 @@ static bool m_join(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *out) {
     if (!tpl_iterate(c, a->pos[0], &items)) return false;
     bool ok = true;
     for (size_t i = 0; i < items->n && ok; i++) {
-        if (items->items[i].kind != T_STR) ok = tpl_fail(c, NF_ERR_ARGUMENT, "sequence item %zu: expected str instance, %s found", i, tpl_type_name(items->items[i]));
+        if (items->items[i].kind != T_STR)
+            ok = tpl_fail(c, NF_ERR_ARGUMENT, "sequence item %zu: expected str instance, %s found", i,
+                          tpl_type_name(items->items[i]));
         ok = ok && (!i || append(&buf, s)) && append(&buf, items->items[i].s) && tpl_step(c, 1);
     }
     return text_result(c, &buf, ok, out);
@@ -228,9 +255,11 @@ static bool m_count(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *out) {
     tpl_str what = {0};
     if (!need_str(c, a, 0, "sub", &what)) return false;
     int64_t n = 0;
-    if (!what.n) n = (int64_t)tpl_length(s) + 1;
+    if (!what.n)
+        n = (int64_t)tpl_length(s) + 1;
     else
-        for (const char *p = s.p, *end = s.p + s.n; (p = find_in(p, (size_t)(end - p), what)); p += what.n) n++;
+        for (const char *p = s.p, *end = s.p + s.n; (p = find_in(p, (size_t)(end - p), what)); p += what.n)
+            n++;
     *out = tpl_int(n);
     return tpl_step(c, s.n / 16);
 }
@@ -243,19 +272,23 @@ static bool m_splitlines(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *ou
     for (const char *p = s.p, *end = s.p + s.n; p < end;) {
         const char *from = p;
         uint32_t code = tpl_next(&p);
-        bool ends = (code >= 10 && code <= 13) || (code >= 0x1C && code <= 0x1E) || code == 0x85 || code == 0x2028 || code == 0x2029;
+        bool ends = (code >= 10 && code <= 13) || (code >= 0x1C && code <= 0x1E) || code == 0x85 ||
+                    code == 0x2028 || code == 0x2029;
         if (!ends) {
             if (p == end && !add_str(c, out->list, line, (size_t)(p - line))) return false;
             continue;
         }
         if (code == '\r' && p < end && *p == '\n') p++;
-        if (!add_str(c, out->list, line, (size_t)((keep && tpl_truth(*keep) ? p : from) - line))) return false;
+        if (!add_str(c, out->list, line, (size_t)((keep && tpl_truth(*keep) ? p : from) - line)))
+            return false;
         line = p;
     }
     return true;
 }
 
-static bool in_categories(utf8proc_category_t k, utf8proc_category_t from, utf8proc_category_t to) { return k >= from && k <= to; }
+static bool in_categories(utf8proc_category_t k, utf8proc_category_t from, utf8proc_category_t to) {
+    return k >= from && k <= to;
+}
 
 static bool m_is(tpl_ctx *c, tpl_str s, tpl_str name, tpl_value *out) {
     bool all = s.n > 0, cased = false;
@@ -273,22 +306,30 @@ static bool m_is(tpl_ctx *c, tpl_str s, tpl_str name, tpl_value *out) {
     for (const char *p = s.p, *end = s.p + s.n; p < end && all;) {
         uint32_t code = tpl_next(&p);
         utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)code);
-        bool alpha = in_categories(k, UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO), decimal = k == UTF8PROC_CATEGORY_ND;
+        bool alpha = in_categories(k, UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO),
+             decimal = k == UTF8PROC_CATEGORY_ND;
         bool numeric = in_categories(k, UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO);
         bool superscript = code == 0xB2 || code == 0xB3 || code == 0xB9 || (code >= 0x2070 && code <= 0x2089);
-        if (tpl_str_is(name, "isspace")) all = tpl_is_space(code);
-        else if (tpl_str_is(name, "isalpha")) all = alpha;
-        else if (tpl_str_is(name, "isalnum")) all = alpha || numeric;
-        else if (tpl_str_is(name, "isnumeric")) all = numeric;
-        else if (tpl_str_is(name, "isdecimal")) all = decimal;
-        else all = decimal || superscript; /* isdigit */
+        if (tpl_str_is(name, "isspace"))
+            all = tpl_is_space(code);
+        else if (tpl_str_is(name, "isalpha"))
+            all = alpha;
+        else if (tpl_str_is(name, "isalnum"))
+            all = alpha || numeric;
+        else if (tpl_str_is(name, "isnumeric"))
+            all = numeric;
+        else if (tpl_str_is(name, "isdecimal"))
+            all = decimal;
+        else
+            all = decimal || superscript; /* isdigit */
     }
     *out = tpl_bool(all);
     return tpl_step(c, s.n / 16);
 }
 
 static bool m_pad(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_str name, tpl_value *out) {
-    int64_t width = int_arg(a, 0, "width", 0), n = (int64_t)tpl_length(s), missing = width > n ? width - n : 0;
+    int64_t width = int_arg(a, 0, "width", 0), n = (int64_t)tpl_length(s),
+            missing = width > n ? width - n : 0;
     tpl_str fill = tpl_lit(name.p[0] == 'z' ? "0" : " ");
     bool given = false;
     if (name.p[0] != 'z' && !str_arg(c, a, 1, "fillchar", &fill, &given)) return false;
@@ -310,8 +351,11 @@ static bool m_partition(tpl_ctx *c, tpl_str s, const tpl_args *a, bool right, tp
     const char *at = right ? find_last(s.p, s.n, by) : find_in(s.p, s.n, by);
     *out = (tpl_value){.kind = T_TUPLE, .list = tpl_list_new(c)};
     if (!out->list) return false;
-    if (!at) return add_str(c, out->list, right ? "" : s.p, right ? 0 : s.n) && add_str(c, out->list, "", 0) && add_str(c, out->list, right ? s.p : "", right ? s.n : 0);
-    return add_str(c, out->list, s.p, (size_t)(at - s.p)) && add_str(c, out->list, by.p, by.n) && add_str(c, out->list, at + by.n, s.n - (size_t)(at - s.p) - by.n);
+    if (!at)
+        return add_str(c, out->list, right ? "" : s.p, right ? 0 : s.n) && add_str(c, out->list, "", 0) &&
+               add_str(c, out->list, right ? s.p : "", right ? s.n : 0);
+    return add_str(c, out->list, s.p, (size_t)(at - s.p)) && add_str(c, out->list, by.p, by.n) &&
+           add_str(c, out->list, at + by.n, s.n - (size_t)(at - s.p) - by.n);
 }
 
 static bool swap_case(tpl_ctx *c, tpl_str s, tpl_value *out) {
@@ -319,7 +363,9 @@ static bool swap_case(tpl_ctx *c, tpl_str s, tpl_value *out) {
     bool ok = true;
     for (const char *p = s.p, *end = s.p + s.n; p < end && ok;) {
         utf8proc_int32_t code = (utf8proc_int32_t)tpl_next(&p);
-        ok = tpl_put((uint32_t)(utf8proc_category(code) == UTF8PROC_CATEGORY_LU ? utf8proc_tolower(code) : utf8proc_toupper(code)), &buf, NULL);
+        ok = tpl_put((uint32_t)(utf8proc_category(code) == UTF8PROC_CATEGORY_LU ? utf8proc_tolower(code)
+                                                                                : utf8proc_toupper(code)),
+                     &buf, NULL);
     }
     return text_result(c, &buf, ok, out);
 }
@@ -336,7 +382,8 @@ static bool m_format(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *out) {
             continue;
         }
         if (ch != '{') {
-            ok = ch != '}' ? !nf_buf_byte(&buf, (unsigned char)ch, NULL) : tpl_fail(c, NF_ERR_ARGUMENT, "Single '}' encountered in format string");
+            ok = ch != '}' ? !nf_buf_byte(&buf, (unsigned char)ch, NULL)
+                           : tpl_fail(c, NF_ERR_ARGUMENT, "Single '}' encountered in format string");
             continue;
         }
         const char *close = memchr(s.p + i, '}', s.n - i);
@@ -348,15 +395,21 @@ static bool m_format(tpl_ctx *c, tpl_str s, const tpl_args *a, tpl_value *out) {
         const tpl_value *v = NULL;
         bool digits = field.n > 0 && field.n < 4;
         size_t index = 0;
-        for (size_t k = 0; k < field.n; k++) digits &= field.p[k] >= '0' && field.p[k] <= '9', index = index * 10 + (size_t)(field.p[k] - '0');
-        if (memchr(field.p, ':', field.n) || memchr(field.p, '!', field.n) || memchr(field.p, '.', field.n) || memchr(field.p, '[', field.n))
+        for (size_t k = 0; k < field.n; k++)
+            digits &= field.p[k] >= '0' && field.p[k] <= '9', index = index * 10 + (size_t)(field.p[k] - '0');
+        if (memchr(field.p, ':', field.n) || memchr(field.p, '!', field.n) || memchr(field.p, '.', field.n) ||
+            memchr(field.p, '[', field.n))
             ok = tpl_fail(c, NF_ERR_UNSUPPORTED, "format fields with a specification");
-        else if (!field.n) v = automatic < a->n ? &a->pos[automatic++] : NULL;
-        else if (digits) v = index < a->n ? &a->pos[index] : NULL;
+        else if (!field.n)
+            v = automatic < a->n ? &a->pos[automatic++] : NULL;
+        else if (digits)
+            v = index < a->n ? &a->pos[index] : NULL;
         else
             for (size_t k = 0; k < a->n_named; k++)
                 if (tpl_str_eq(a->names[k], field)) v = &a->named[k];
-        if (ok && !v) ok = tpl_fail(c, NF_ERR_ARGUMENT, "format: no argument for the field '%.*s'", (int)field.n, field.p);
+        if (ok && !v)
+            ok = tpl_fail(c, NF_ERR_ARGUMENT, "format: no argument for the field '%.*s'", (int)field.n,
+                          field.p);
         ok = ok && tpl_print(c, *v, &buf);
         i = (size_t)(close - s.p);
     }
@@ -379,7 +432,8 @@ static bool string_method(tpl_ctx *c, tpl_str s, tpl_str name, const tpl_args *a
     if (IS("swapcase")) return swap_case(c, s, out);
     if (IS("replace")) return m_replace(c, s, a, out);
     if (IS("join")) return m_join(c, s, a, out);
-    if (IS("find") || IS("rfind") || IS("index")) return m_find(c, s, a, name.p[0] == 'r', name.p[0] == 'i', out);
+    if (IS("find") || IS("rfind") || IS("index"))
+        return m_find(c, s, a, name.p[0] == 'r', name.p[0] == 'i', out);
     if (IS("count")) return m_count(c, s, a, out);
     if (IS("splitlines")) return m_splitlines(c, s, a, out);
     if (IS("partition") || IS("rpartition")) return m_partition(c, s, a, name.p[0] == 'r', out);
@@ -387,7 +441,8 @@ static bool string_method(tpl_ctx *c, tpl_str s, tpl_str name, const tpl_args *a
     if (IS("format")) return m_format(c, s, a, out);
     if (IS("removeprefix") || IS("removesuffix")) {
         if (!need_str(c, a, 0, NULL, &affix)) return false;
-        bool prefix = name.p[6] == 'p', has = affix.n <= s.n && !memcmp(prefix ? s.p : s.p + s.n - affix.n, affix.p, affix.n);
+        bool prefix = name.p[6] == 'p',
+             has = affix.n <= s.n && !memcmp(prefix ? s.p : s.p + s.n - affix.n, affix.p, affix.n);
         *out = tpl_text(has ? (tpl_str){prefix ? s.p + affix.n : s.p, s.n - affix.n} : s);
         return true;
     }
@@ -395,13 +450,17 @@ static bool string_method(tpl_ctx *c, tpl_str s, tpl_str name, const tpl_args *a
 #undef IS
 }
 
-/* ---- lists, dicts, loops ----------------------------------------------------------------------------------------------------------- */
+/* ---- lists, dicts, loops
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 static bool list_method(tpl_ctx *c, tpl_value self, tpl_str name, const tpl_args *a, tpl_value *out) {
     const tpl_list *l = self.list;
     if (tpl_str_is(name, "copy")) return tpl_filter(c, tpl_lit("list"), self, &(tpl_args){0}, out);
     if (!tpl_str_is(name, "index") && !tpl_str_is(name, "count"))
-        return tpl_fail(c, NF_ERR_ARGUMENT, "list.%.*s would change a list: the sandbox of chat templates forbids it", (int)name.n, name.p);
+        return tpl_fail(c, NF_ERR_ARGUMENT,
+                        "list.%.*s would change a list: the sandbox of chat templates forbids it",
+                        (int)name.n, name.p);
     if (!a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "list.%.*s takes one argument", (int)name.n, name.p);
     int64_t count = 0, first = -1;
     for (size_t i = 0; i < l->n; i++)
@@ -409,7 +468,8 @@ static bool list_method(tpl_ctx *c, tpl_value self, tpl_str name, const tpl_args
             if (first < 0) first = (int64_t)i;
             count++;
         }
-    if (tpl_str_is(name, "index") && first < 0) return tpl_fail(c, NF_ERR_ARGUMENT, "the value is not in the list");
+    if (tpl_str_is(name, "index") && first < 0)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "the value is not in the list");
     *out = tpl_int(tpl_str_is(name, "index") ? first : count);
     return tpl_step(c, l->n);
 }
@@ -436,7 +496,9 @@ static bool dict_method(tpl_ctx *c, tpl_value self, tpl_str name, const tpl_args
             if (!tpl_dict_set(c, out->dict, d->keys[i], d->values[i])) return false;
         return out->dict != NULL;
     }
-    return tpl_fail(c, NF_ERR_ARGUMENT, "dict.%.*s would change a dict: the sandbox of chat templates forbids it", (int)name.n, name.p);
+    return tpl_fail(c, NF_ERR_ARGUMENT,
+                    "dict.%.*s would change a dict: the sandbox of chat templates forbids it", (int)name.n,
+                    name.p);
 }
 
 static bool loop_method(tpl_ctx *c, tpl_loop *l, tpl_str name, const tpl_args *a, tpl_value *out) {
@@ -459,23 +521,35 @@ static bool loop_method(tpl_ctx *c, tpl_loop *l, tpl_str name, const tpl_args *a
 bool tpl_method_call(tpl_ctx *c, const tpl_method *m, const tpl_args *args, tpl_value *out) {
     if (!tpl_step(c, 1)) return false;
     switch (m->self.kind) {
-    case T_STR: return string_method(c, m->self.s, m->name, args, out);
-    case T_LIST: case T_TUPLE: return list_method(c, m->self, m->name, args, out);
-    case T_DICT: return dict_method(c, m->self, m->name, args, out);
-    case T_LOOP: return loop_method(c, m->self.loop, m->name, args, out);
-    default: return tpl_fail(c, NF_ERR_INTERNAL, "a method of '%s'", tpl_type_name(m->self));
+    case T_STR:
+        return string_method(c, m->self.s, m->name, args, out);
+    case T_LIST:
+    case T_TUPLE:
+        return list_method(c, m->self, m->name, args, out);
+    case T_DICT:
+        return dict_method(c, m->self, m->name, args, out);
+    case T_LOOP:
+        return loop_method(c, m->self.loop, m->name, args, out);
+    default:
+        return tpl_fail(c, NF_ERR_INTERNAL, "a method of '%s'", tpl_type_name(m->self));
     }
 }
 
-/* ---- functions ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- functions
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
-bool tpl_is_function(tpl_str name) { return one_of(name, "range dict namespace raise_exception strftime_now"); }
+bool tpl_is_function(tpl_str name) {
+    return one_of(name, "range dict namespace raise_exception strftime_now");
+}
 
 static bool fn_range(tpl_ctx *c, const tpl_args *a, tpl_value *out) {
     int64_t v[3] = {0, 0, 1};
     if (a->n < 1 || a->n > 3) return tpl_fail(c, NF_ERR_ARGUMENT, "range expects 1 to 3 arguments");
     for (size_t i = 0; i < a->n; i++) {
-        if (a->pos[i].kind != T_INT && a->pos[i].kind != T_BOOL) return tpl_fail(c, NF_ERR_ARGUMENT, "'%s' object cannot be interpreted as an integer", tpl_type_name(a->pos[i]));
+        if (a->pos[i].kind != T_INT && a->pos[i].kind != T_BOOL)
+            return tpl_fail(c, NF_ERR_ARGUMENT, "'%s' object cannot be interpreted as an integer",
+                            tpl_type_name(a->pos[i]));
         v[a->n == 1 ? 1 : i] = a->pos[i].kind == T_INT ? a->pos[i].i : a->pos[i].b;
     }
     if (!v[2]) return tpl_fail(c, NF_ERR_ARGUMENT, "range() arg 3 must not be zero");
@@ -483,7 +557,8 @@ static bool fn_range(tpl_ctx *c, const tpl_args *a, tpl_value *out) {
     if (!out->list) return false;
     for (int64_t i = v[0]; v[2] > 0 ? i < v[1] : i > v[1];) {
         /* The sandbox allows 100,000 elements. */
-        if (out->list->n >= 100000) return tpl_fail(c, NF_ERR_LIMIT, "range too big: the sandbox blocks ranges larger than 100000");
+        if (out->list->n >= 100000)
+            return tpl_fail(c, NF_ERR_LIMIT, "range too big: the sandbox blocks ranges larger than 100000");
         if (!tpl_list_add(c, out->list, tpl_int(i))) return false;
         if (__builtin_add_overflow(i, v[2], &i)) break;
     }
@@ -502,7 +577,10 @@ static bool fn_dict(tpl_ctx *c, const tpl_args *a, tpl_kind kind, tpl_value *out
         if (!tpl_iterate(c, a->pos[0], &pairs)) return false;
         for (size_t i = 0; i < pairs->n; i++) {
             if (!tpl_iterate(c, pairs->items[i], &pair)) return false;
-            if (pair->n != 2) return tpl_fail(c, NF_ERR_ARGUMENT, "dictionary update sequence element #%zu has length %zu; 2 is required", i, pair->n);
+            if (pair->n != 2)
+                return tpl_fail(c, NF_ERR_ARGUMENT,
+                                "dictionary update sequence element #%zu has length %zu; 2 is required", i,
+                                pair->n);
             if (!tpl_dict_set(c, out->dict, pair->items[0], pair->items[1])) return false;
         }
     }

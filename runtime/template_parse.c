@@ -1,277 +1,37 @@
 /*
- * Template source to syntax tree: Jinja2's grammar for the statements and expressions that chat templates use. The lexer is part of the
- * parser: expressions are read token by token from the source between tags.
+ * Template source to syntax tree: Jinja2's grammar for the statements and expressions that chat templates
+ * use. Tokens come from template_lex.c.
  */
-#include "runtime/template_internal.h"
+#include "runtime/template_parse_internal.h"
 
-#include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum token_kind { K_END, K_NAME, K_STR, K_INT, K_FLOAT, K_OP } token_kind; /* K_END: end of the tag */
-
-typedef struct token {
-    token_kind kind;
-    tpl_str text; /* K_NAME, K_OP; K_STR: decoded */
-    int64_t i;
-    double f;
-    int line;
-} token;
-
-typedef struct parser {
-    nf_template *t;
-    nf_error *err;
-    nf_status status;
-    jmp_buf fail;      /* the one way out: parsing owns nothing but the arena */
-    const char *p, *end;
-    int line;
-    int depth;
-    int in_loop;
-    token tok;         /* current token of the tag in work */
-    const char *tag_end; /* "%}" or "}}" */
-    bool trim_next;    /* the last tag ended with '-': strip white space of the following text */
-    bool newline_next; /* trim_blocks: drop one newline that follows */
-    bool line_starting; /* the next text begins a line */
-} parser;
-
-__attribute__((noreturn, format(printf, 3, 4))) static void fail(parser *p, nf_status status, const char *format, ...) {
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    p->status = nf_fail(p->err, status, "line %d: %s", p->line, text);
-    longjmp(p->fail, 1);
-}
-
-#define SYNTAX(p, ...) fail(p, NF_ERR_FORMAT, __VA_ARGS__)
-#define UNSUPPORTED(p, ...) fail(p, NF_ERR_UNSUPPORTED, __VA_ARGS__)
-
-static void *make(parser *p, size_t n) {
-    void *m = tpl_alloc(&p->t->arena, n);
-    if (!m) fail(p, NF_ERR_MEMORY, "out of memory for the template");
-    return m;
-}
-
-static tpl_node *node(parser *p, tpl_node_kind kind) {
-    tpl_node *n = make(p, sizeof *n);
-    n->kind = kind;
-    n->line = p->line;
-    return n;
-}
-
-static void push(parser *p, tpl_node *to, tpl_node *item) {
-    if ((to->n & (to->n - 1)) == 0) { /* grow at powers of two */
-        tpl_node **list = make(p, (to->n ? to->n * 2 : 1) * sizeof *list);
-        if (to->n) memcpy(list, to->list, to->n * sizeof *list);
-        to->list = list;
-    }
-    to->list[to->n++] = item;
-}
-
-static void push_named(parser *p, tpl_node *to, tpl_str name, tpl_node *value) {
-    if ((to->n_named & (to->n_named - 1)) == 0) {
-        size_t cap = to->n_named ? to->n_named * 2 : 1;
-        tpl_str *names = make(p, cap * sizeof *names);
-        tpl_node **named = make(p, cap * sizeof *named);
-        if (to->n_named) memcpy(names, to->names, to->n_named * sizeof *names), memcpy(named, to->named, to->n_named * sizeof *named);
-        to->names = names;
-        to->named = named;
-    }
-    to->names[to->n_named] = name;
-    to->named[to->n_named++] = value;
-}
-
-/* ---- tokens ------------------------------------------------------------------------------------------------------------------ */
-
-static bool name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (unsigned char)c >= 0x80; }
-static bool digit(char c) { return c >= '0' && c <= '9'; }
-
-static int hex_digits(parser *p, const char **s, int n, uint32_t *out) {
-    *out = 0;
-    for (int i = 0; i < n; i++, (*s)++) {
-        char c = *s < p->end ? **s : 0;
-        int v = digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-        if (v < 0) SYNTAX(p, "bad escape in a string");
-        *out = *out << 4 | (uint32_t)v;
-    }
-    return 0;
-}
-
-static void put_escape(parser *p, const char **s, nf_buf *out) {
-    static const char plain[] = "\\'\"abfnrtv", value[] = "\\'\"\a\b\f\n\r\t\v";
-    char c = *(*s)++;
-    uint32_t code;
-    const char *at = c ? strchr(plain, c) : NULL;
-    nf_status status = NF_OK;
-    if (c == '\n') return; /* a continued line */
-    if (at) status = nf_buf_byte(out, (unsigned char)value[at - plain], NULL);
-    else if (c == 'x' || c == 'u' || c == 'U') {
-        hex_digits(p, s, c == 'x' ? 2 : c == 'u' ? 4 : 8, &code);
-        if (code > 0x10FFFF || (code >= 0xD800 && code < 0xE000) || !tpl_put(code, out, NULL)) status = NF_ERR_MEMORY;
-    } else if (c >= '0' && c <= '7') {
-        code = (uint32_t)(c - '0');
-        for (int i = 0; i < 2 && *s < p->end && **s >= '0' && **s <= '7'; i++) code = code * 8 + (uint32_t)(*(*s)++ - '0');
-        if (!tpl_put(code, out, NULL)) status = NF_ERR_MEMORY;
-    } else if (c == 'N') {
-        UNSUPPORTED(p, "named characters (\\N{...}) in strings");
-    } else if (nf_buf_byte(out, '\\', NULL) || nf_buf_byte(out, (unsigned char)c, NULL)) { /* Python keeps unknown escapes */
-        status = NF_ERR_MEMORY;
-    }
-    if (status) {
-        nf_buf_free(out);
-        SYNTAX(p, "bad escape in a string");
-    }
-}
-
-static void read_string(parser *p) {
-    char quote = *p->p;
-    nf_buf text = {0};
-    const char *s = p->p + 1;
-    while (s < p->end && *s != quote) {
-        if (*s == '\n') p->line++;
-        if (*s == '\\' && s + 1 < p->end) {
-            s++;
-            put_escape(p, &s, &text);
-        } else if (nf_buf_byte(&text, (unsigned char)*s++, NULL)) {
-            nf_buf_free(&text);
-            fail(p, NF_ERR_MEMORY, "out of memory for a string");
-        }
-    }
-    if (s >= p->end) {
-        nf_buf_free(&text);
-        SYNTAX(p, "a string does not end");
-    }
-    char *copy = tpl_alloc(&p->t->arena, text.len + 1);
-    if (copy && text.len) memcpy(copy, text.data, text.len);
-    p->tok = (token){.kind = K_STR, .text = {copy, text.len}, .line = p->line};
-    nf_buf_free(&text);
-    if (!copy) fail(p, NF_ERR_MEMORY, "out of memory for a string");
-    p->p = s + 1;
-}
-
-static void read_number(parser *p) {
-    char digits[64];
-    size_t n = 0;
-    bool is_float = false;
-    const char *s = p->p;
-    if (*s == '0' && s + 1 < p->end && strchr("xXoObB", s[1])) UNSUPPORTED(p, "numbers that are not decimal");
-    for (; s < p->end && n < sizeof digits - 1; s++) {
-        if (digit(*s)) digits[n++] = *s;
-        else if (*s == '_' && s + 1 < p->end && digit(s[1])) continue;
-        else if (*s == '.' && !is_float && s + 1 < p->end && digit(s[1])) is_float = true, digits[n++] = *s;
-        else if ((*s == 'e' || *s == 'E') && s + 1 < p->end && (digit(s[1]) || ((s[1] == '-' || s[1] == '+') && s + 2 < p->end && digit(s[2])))) {
-            is_float = true;
-            digits[n++] = *s;
-            if (!digit(s[1])) digits[n++] = *++s;
-        } else break;
-    }
-    digits[n] = '\0';
-    errno = 0;
-    p->tok = (token){.kind = is_float ? K_FLOAT : K_INT, .line = p->line};
-    if (is_float) p->tok.f = strtod(digits, NULL);
-    else p->tok.i = strtoll(digits, NULL, 10);
-    if (errno == ERANGE && !is_float) UNSUPPORTED(p, "a whole number beyond 64 bits");
-    p->p = s;
-}
-
-static bool at(const parser *p, const char *text) {
-    size_t n = strlen(text);
-    return (size_t)(p->end - p->p) >= n && !memcmp(p->p, text, n);
-}
-
-/* Reads the next token of the tag. At the tag's end: K_END, and what follows the tag is prepared. */
-static void next(parser *p) {
-    while (p->p < p->end && strchr(" \t\n\r\f\v", *p->p)) p->line += *p->p++ == '\n';
-    if (p->p >= p->end) SYNTAX(p, "a tag does not end");
-    char marked[4] = {0, p->tag_end[0], p->tag_end[1], 0};
-    marked[0] = '-';
-    bool minus = at(p, marked);
-    marked[0] = '+';
-    bool plus = p->tag_end[0] == '%' && at(p, marked);
-    if (minus || plus || at(p, p->tag_end)) {
-        p->p += 2 + (minus || plus);
-        p->tok = (token){.kind = K_END, .line = p->line};
-        p->trim_next = minus;
-        p->newline_next = p->tag_end[0] == '%' && !minus && !plus;
-        return;
-    }
-    char c = *p->p;
-    if (name_start(c)) {
-        const char *s = p->p;
-        while (s < p->end && (name_start(*s) || digit(*s))) s++;
-        p->tok = (token){.kind = K_NAME, .text = {p->p, (size_t)(s - p->p)}, .line = p->line};
-        p->p = s;
-    } else if (digit(c)) {
-        read_number(p);
-    } else if (c == '"' || c == '\'') {
-        read_string(p);
-    } else {
-        static const char *const two[] = {"==", "!=", "<=", ">=", "//", "**"};
-        size_t n = 1;
-        for (int i = 0; i < 6; i++)
-            if (at(p, two[i])) n = 2;
-        if (n == 1 && !strchr("+-*/%~<>=.:|,()[]{}", c)) SYNTAX(p, "unexpected character '%c'", c);
-        p->tok = (token){.kind = K_OP, .text = {p->p, n}, .line = p->line};
-        p->p += n;
-    }
-}
-
-static bool is_op(const parser *p, const char *op) { return p->tok.kind == K_OP && tpl_str_is(p->tok.text, op); }
-static bool is_name(const parser *p, const char *name) { return p->tok.kind == K_NAME && tpl_str_is(p->tok.text, name); }
-
-static bool skip_op(parser *p, const char *op) {
-    if (!is_op(p, op)) return false;
-    next(p);
-    return true;
-}
-
-static bool skip_name(parser *p, const char *name) {
-    if (!is_name(p, name)) return false;
-    next(p);
-    return true;
-}
-
-static void expect_op(parser *p, const char *op) {
-    if (!skip_op(p, op)) SYNTAX(p, "expected '%s'%s%.*s%s", op, p->tok.kind == K_END ? " before the end of the tag" : ", found '",
-                                p->tok.kind == K_END ? 0 : (int)p->tok.text.n, p->tok.text.p ? p->tok.text.p : "", p->tok.kind == K_END ? "" : "'");
-}
-
-static tpl_str expect_name(parser *p) {
-    if (p->tok.kind != K_NAME) SYNTAX(p, "expected a name");
-    tpl_str s = p->tok.text;
-    next(p);
-    return s;
-}
-
-static void enter(parser *p) {
-    if (++p->depth > NF_TPL_MAX_DEPTH) fail(p, NF_ERR_LIMIT, "nested more than %d deep", NF_TPL_MAX_DEPTH);
-}
-
-/* ---- expressions ------------------------------------------------------------------------------------------------------------- */
+/* ---- expressions
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 static tpl_node *expression(parser *p);
 static tpl_node *or_expression(parser *p);
 static tpl_node *unary(parser *p, bool filters);
 
 static tpl_node *constant(parser *p, tpl_value v) {
-    tpl_node *n = node(p, N_CONST);
+    tpl_node *n = tplp_node(p, N_CONST);
     n->value = v;
     return n;
 }
 
-/* Expressions separated by commas: one is itself, several (or a trailing comma) are a tuple. `condition`: whether "a if b" may occur. */
+/* Expressions separated by commas: one is itself, several (or a trailing comma) are a tuple. `condition`:
+ * whether "a if b" may occur. */
 static tpl_node *tuple(parser *p, bool condition, bool explicit_parentheses) {
-    tpl_node *list = node(p, N_TUPLE);
+    tpl_node *list = tplp_node(p, N_TUPLE);
     bool comma = false;
     for (;;) {
-        bool ended = p->tok.kind == K_END || is_op(p, ")") || is_op(p, "=") || (!condition && (is_name(p, "if") || is_name(p, "recursive")));
+        bool ended = p->tok.kind == K_END || tplp_is_op(p, ")") || tplp_is_op(p, "=") ||
+                     (!condition && (tplp_is_name(p, "if") || tplp_is_name(p, "recursive")));
         if (ended) break;
-        push(p, list, condition ? expression(p) : or_expression(p));
-        comma = skip_op(p, ",");
+        tplp_push(p, list, condition ? expression(p) : or_expression(p));
+        comma = tplp_skip_op(p, ",");
         if (!comma) break;
     }
     if (list->n == 1 && !comma) return list->list[0];
@@ -283,125 +43,128 @@ static tpl_node *primary(parser *p) {
     token t = p->tok;
     tpl_node *n;
     if (t.kind == K_NAME) {
-        next(p);
+        tplp_next(p);
         if (tpl_str_is(t.text, "true") || tpl_str_is(t.text, "True")) return constant(p, tpl_bool(true));
         if (tpl_str_is(t.text, "false") || tpl_str_is(t.text, "False")) return constant(p, tpl_bool(false));
         if (tpl_str_is(t.text, "none") || tpl_str_is(t.text, "None")) return constant(p, tpl_none());
-        n = node(p, N_NAME);
+        n = tplp_node(p, N_NAME);
         n->str = t.text;
         return n;
     }
     if (t.kind == K_INT || t.kind == K_FLOAT) {
-        next(p);
+        tplp_next(p);
         return constant(p, t.kind == K_INT ? tpl_int(t.i) : tpl_float(t.f));
     }
     if (t.kind == K_STR) {
-        next(p);
+        tplp_next(p);
         while (p->tok.kind == K_STR) { /* adjacent strings are one */
-            char *joined = make(p, t.text.n + p->tok.text.n + 1);
+            char *joined = tplp_make(p, t.text.n + p->tok.text.n + 1);
             memcpy(joined, t.text.p, t.text.n);
             memcpy(joined + t.text.n, p->tok.text.p, p->tok.text.n);
             t.text = (tpl_str){joined, t.text.n + p->tok.text.n};
-            next(p);
+            tplp_next(p);
         }
         return constant(p, tpl_text(t.text));
     }
-    if (skip_op(p, "(")) {
+    if (tplp_skip_op(p, "(")) {
         n = tuple(p, true, true);
-        expect_op(p, ")");
+        tplp_expect_op(p, ")");
         return n;
     }
-    if (skip_op(p, "[")) {
-        n = node(p, N_LIST);
-        while (!is_op(p, "]")) {
-            push(p, n, expression(p));
-            if (!skip_op(p, ",")) break;
+    if (tplp_skip_op(p, "[")) {
+        n = tplp_node(p, N_LIST);
+        while (!tplp_is_op(p, "]")) {
+            tplp_push(p, n, expression(p));
+            if (!tplp_skip_op(p, ",")) break;
         }
-        expect_op(p, "]");
+        tplp_expect_op(p, "]");
         return n;
     }
-    if (skip_op(p, "{")) {
-        n = node(p, N_DICT);
-        while (!is_op(p, "}")) {
-            push(p, n, expression(p));
-            expect_op(p, ":");
-            push(p, n, expression(p));
-            if (!skip_op(p, ",")) break;
+    if (tplp_skip_op(p, "{")) {
+        n = tplp_node(p, N_DICT);
+        while (!tplp_is_op(p, "}")) {
+            tplp_push(p, n, expression(p));
+            tplp_expect_op(p, ":");
+            tplp_push(p, n, expression(p));
+            if (!tplp_skip_op(p, ",")) break;
         }
-        expect_op(p, "}");
+        tplp_expect_op(p, "}");
         return n;
     }
-    SYNTAX(p, t.kind == K_END ? "expected an expression before the end of the tag" : "unexpected '%.*s'", (int)t.text.n, t.text.p ? t.text.p : "");
+    SYNTAX(p, t.kind == K_END ? "expected an expression before the end of the tag" : "unexpected '%.*s'",
+           (int)t.text.n, t.text.p ? t.text.p : "");
 }
 
 /* Behind '(': positional and keyword arguments up to ')'. */
 static void call_arguments(parser *p, tpl_node *to) {
-    while (!is_op(p, ")")) {
-        if (skip_op(p, "**")) to->star_kwargs = expression(p);
-        else if (skip_op(p, "*")) to->star_args = expression(p);
+    while (!tplp_is_op(p, ")")) {
+        if (tplp_skip_op(p, "**"))
+            to->star_kwargs = expression(p);
+        else if (tplp_skip_op(p, "*"))
+            to->star_args = expression(p);
         else {
             tpl_node *value = expression(p);
-            if (value->kind == N_NAME && is_op(p, "=")) {
-                next(p);
-                push_named(p, to, value->str, expression(p));
+            if (value->kind == N_NAME && tplp_is_op(p, "=")) {
+                tplp_next(p);
+                tplp_push_named(p, to, value->str, expression(p));
             } else {
                 if (to->n_named) SYNTAX(p, "a positional argument behind a keyword argument");
-                push(p, to, value);
+                tplp_push(p, to, value);
             }
         }
-        if (!skip_op(p, ",")) break;
+        if (!tplp_skip_op(p, ",")) break;
     }
-    expect_op(p, ")");
+    tplp_expect_op(p, ")");
 }
 
 static tpl_node *subscript(parser *p, tpl_node *object) {
     tpl_node *part[3] = {NULL}, *n;
     int colons = 0;
     for (;;) {
-        if (is_op(p, ":")) {
-            next(p);
+        if (tplp_is_op(p, ":")) {
+            tplp_next(p);
             if (++colons > 2) SYNTAX(p, "too many ':' in a slice");
-        } else if (is_op(p, "]")) {
+        } else if (tplp_is_op(p, "]")) {
             break;
         } else {
             if (part[colons]) SYNTAX(p, "expected ':' or ']'");
             part[colons] = expression(p);
-            if (is_op(p, ",")) UNSUPPORTED(p, "tuples as subscripts");
+            if (tplp_is_op(p, ",")) UNSUPPORTED(p, "tuples as subscripts");
         }
     }
-    expect_op(p, "]");
+    tplp_expect_op(p, "]");
     if (!colons) {
         if (!part[0]) SYNTAX(p, "an empty subscript");
-        n = node(p, N_ITEM);
+        n = tplp_node(p, N_ITEM);
         n->a = object;
         n->b = part[0];
         return n;
     }
-    n = node(p, N_SLICE);
+    n = tplp_node(p, N_SLICE);
     n->a = object;
-    for (int i = 0; i < 3; i++) push(p, n, part[i]);
+    for (int i = 0; i < 3; i++) tplp_push(p, n, part[i]);
     return n;
 }
 
 static tpl_node *postfix_one(parser *p, tpl_node *object, bool *found) {
     tpl_node *n;
     *found = true;
-    if (skip_op(p, ".")) {
+    if (tplp_skip_op(p, ".")) {
         if (p->tok.kind == K_INT) { /* x.0 is x[0] */
-            n = node(p, N_ITEM);
+            n = tplp_node(p, N_ITEM);
             n->a = object;
             n->b = constant(p, tpl_int(p->tok.i));
-            next(p);
+            tplp_next(p);
             return n;
         }
-        n = node(p, N_ATTR);
+        n = tplp_node(p, N_ATTR);
         n->a = object;
-        n->str = expect_name(p);
+        n->str = tplp_expect_name(p);
         return n;
     }
-    if (skip_op(p, "[")) return subscript(p, object);
-    if (skip_op(p, "(")) {
-        n = node(p, N_CALL);
+    if (tplp_skip_op(p, "[")) return subscript(p, object);
+    if (tplp_skip_op(p, "(")) {
+        n = tplp_node(p, N_CALL);
         n->a = object;
         call_arguments(p, n);
         return n;
@@ -416,46 +179,55 @@ static tpl_node *postfix(parser *p, tpl_node *n) {
 }
 
 static tpl_node *filter(parser *p, tpl_node *value) {
-    tpl_node *n = node(p, N_FILTER);
+    tpl_node *n = tplp_node(p, N_FILTER);
     n->a = value;
-    n->str = expect_name(p);
+    n->str = tplp_expect_name(p);
     if (!tpl_known_filter(n->str)) UNSUPPORTED(p, "the filter '%.*s'", (int)n->str.n, n->str.p);
-    if (skip_op(p, "(")) call_arguments(p, n);
+    if (tplp_skip_op(p, "(")) call_arguments(p, n);
     return n;
 }
 
 static tpl_node *test(parser *p, tpl_node *value) {
-    tpl_node *n = node(p, N_TEST);
+    tpl_node *n = tplp_node(p, N_TEST);
     n->a = value;
-    n->flag = skip_name(p, "not");
+    n->flag = tplp_skip_name(p, "not");
     /* `none`, `true` and `false` are names here. */
-    n->str = expect_name(p);
+    n->str = tplp_expect_name(p);
     if (!tpl_known_test(n->str)) UNSUPPORTED(p, "the test '%.*s'", (int)n->str.n, n->str.p);
-    bool argument = p->tok.kind == K_STR || p->tok.kind == K_INT || p->tok.kind == K_FLOAT || is_op(p, "[") || is_op(p, "{") ||
-                    (p->tok.kind == K_NAME && !is_name(p, "else") && !is_name(p, "or") && !is_name(p, "and") && !is_name(p, "if") &&
-                     !is_name(p, "in") && !is_name(p, "not"));
-    if (skip_op(p, "(")) call_arguments(p, n);
-    else if (is_name(p, "is")) SYNTAX(p, "tests cannot be chained with 'is'");
-    else if (argument) push(p, n, postfix(p, primary(p)));
+    bool argument = p->tok.kind == K_STR || p->tok.kind == K_INT || p->tok.kind == K_FLOAT ||
+                    tplp_is_op(p, "[") || tplp_is_op(p, "{") ||
+                    (p->tok.kind == K_NAME && !tplp_is_name(p, "else") && !tplp_is_name(p, "or") &&
+                     !tplp_is_name(p, "and") && !tplp_is_name(p, "if") && !tplp_is_name(p, "in") &&
+                     !tplp_is_name(p, "not"));
+    if (tplp_skip_op(p, "("))
+        call_arguments(p, n);
+    else if (tplp_is_name(p, "is"))
+        SYNTAX(p, "tests cannot be chained with 'is'");
+    else if (argument)
+        tplp_push(p, n, postfix(p, primary(p)));
     return n;
 }
 
 static tpl_node *filters(parser *p, tpl_node *n) {
     for (;;) {
         bool found;
-        if (skip_op(p, "|")) n = filter(p, n);
-        else if (skip_name(p, "is")) n = test(p, n);
-        else if (is_op(p, "(")) n = postfix_one(p, n, &found);
-        else return n;
+        if (tplp_skip_op(p, "|"))
+            n = filter(p, n);
+        else if (tplp_skip_name(p, "is"))
+            n = test(p, n);
+        else if (tplp_is_op(p, "("))
+            n = postfix_one(p, n, &found);
+        else
+            return n;
     }
 }
 
 static tpl_node *unary(parser *p, bool with_filters) {
-    enter(p);
+    tplp_enter(p);
     tpl_node *n;
-    if (is_op(p, "-") || is_op(p, "+")) {
-        n = node(p, is_op(p, "-") ? N_NEG : N_POS);
-        next(p);
+    if (tplp_is_op(p, "-") || tplp_is_op(p, "+")) {
+        n = tplp_node(p, tplp_is_op(p, "-") ? N_NEG : N_POS);
+        tplp_next(p);
         n->a = unary(p, false);
     } else {
         n = primary(p);
@@ -466,7 +238,7 @@ static tpl_node *unary(parser *p, bool with_filters) {
 }
 
 static tpl_node *binary(parser *p, tpl_node *a, int op, tpl_node *b) {
-    tpl_node *n = node(p, N_BINARY);
+    tpl_node *n = tplp_node(p, N_BINARY);
     n->a = a;
     n->b = b;
     n->op = op;
@@ -475,36 +247,44 @@ static tpl_node *binary(parser *p, tpl_node *a, int op, tpl_node *b) {
 
 static tpl_node *power(parser *p) {
     tpl_node *n = unary(p, true);
-    while (skip_op(p, "**")) n = binary(p, n, 'P', unary(p, true));
+    while (tplp_skip_op(p, "**")) n = binary(p, n, 'P', unary(p, true));
     return n;
 }
 
 static tpl_node *product(parser *p) {
     tpl_node *n = power(p);
     for (;;) {
-        if (skip_op(p, "*")) n = binary(p, n, '*', power(p));
-        else if (skip_op(p, "//")) n = binary(p, n, 'D', power(p));
-        else if (skip_op(p, "/")) n = binary(p, n, '/', power(p));
-        else if (skip_op(p, "%")) n = binary(p, n, '%', power(p));
-        else return n;
+        if (tplp_skip_op(p, "*"))
+            n = binary(p, n, '*', power(p));
+        else if (tplp_skip_op(p, "//"))
+            n = binary(p, n, 'D', power(p));
+        else if (tplp_skip_op(p, "/"))
+            n = binary(p, n, '/', power(p));
+        else if (tplp_skip_op(p, "%"))
+            n = binary(p, n, '%', power(p));
+        else
+            return n;
     }
 }
 
 static tpl_node *concatenation(parser *p) {
     tpl_node *first = product(p);
-    if (!is_op(p, "~")) return first;
-    tpl_node *n = node(p, N_CONCAT);
-    push(p, n, first);
-    while (skip_op(p, "~")) push(p, n, product(p));
+    if (!tplp_is_op(p, "~")) return first;
+    tpl_node *n = tplp_node(p, N_CONCAT);
+    tplp_push(p, n, first);
+    while (tplp_skip_op(p, "~")) tplp_push(p, n, product(p));
     return n;
 }
 
 static tpl_node *sum(parser *p) {
     tpl_node *n = concatenation(p);
     for (;;) {
-        if (skip_op(p, "+")) n = binary(p, n, '+', concatenation(p));
-        else if (skip_op(p, "-")) n = binary(p, n, '-', concatenation(p));
-        else return n;
+        if (tplp_skip_op(p, "+"))
+            n = binary(p, n, '+', concatenation(p));
+        else if (tplp_skip_op(p, "-"))
+            n = binary(p, n, '-', concatenation(p));
+        else
+            return n;
     }
 }
 
@@ -512,13 +292,13 @@ static int comparison(parser *p) {
     static const char *const text[] = {"==", "!=", "<=", ">=", "<", ">"};
     static const char code[] = "=!lg<>";
     for (int i = 0; i < 6; i++)
-        if (skip_op(p, text[i])) return code[i];
-    if (skip_name(p, "in")) return 'i';
-    if (is_name(p, "not")) {
+        if (tplp_skip_op(p, text[i])) return code[i];
+    if (tplp_skip_name(p, "in")) return 'i';
+    if (tplp_is_name(p, "not")) {
         /* Only "not in" continues a comparison. */
         parser saved = *p;
-        next(p);
-        if (skip_name(p, "in")) return 'n';
+        tplp_next(p);
+        if (tplp_skip_name(p, "in")) return 'n';
         p->p = saved.p;
         p->tok = saved.tok;
         p->line = saved.line;
@@ -531,30 +311,30 @@ static tpl_node *compare(parser *p) {
     uint8_t ops[64];
     for (int op; (op = comparison(p));) {
         if (!n) {
-            n = node(p, N_COMPARE);
+            n = tplp_node(p, N_COMPARE);
             n->a = first;
         }
         if (n->n == sizeof ops) SYNTAX(p, "too many comparisons in a row");
         ops[n->n] = (uint8_t)op;
-        push(p, n, sum(p));
+        tplp_push(p, n, sum(p));
     }
     if (!n) return first;
-    n->ops = make(p, n->n);
+    n->ops = tplp_make(p, n->n);
     memcpy(n->ops, ops, n->n);
     return n;
 }
 
 static tpl_node *negation(parser *p) {
-    if (!skip_name(p, "not")) return compare(p);
-    enter(p);
-    tpl_node *n = node(p, N_NOT);
+    if (!tplp_skip_name(p, "not")) return compare(p);
+    tplp_enter(p);
+    tpl_node *n = tplp_node(p, N_NOT);
     n->a = negation(p);
     p->depth--;
     return n;
 }
 
 static tpl_node *pair(parser *p, tpl_node_kind kind, tpl_node *a, tpl_node *b) {
-    tpl_node *n = node(p, kind);
+    tpl_node *n = tplp_node(p, kind);
     n->a = a;
     n->b = b;
     return n;
@@ -562,31 +342,33 @@ static tpl_node *pair(parser *p, tpl_node_kind kind, tpl_node *a, tpl_node *b) {
 
 static tpl_node *and_expression(parser *p) {
     tpl_node *n = negation(p);
-    while (skip_name(p, "and")) n = pair(p, N_AND, n, negation(p));
+    while (tplp_skip_name(p, "and")) n = pair(p, N_AND, n, negation(p));
     return n;
 }
 
 static tpl_node *or_expression(parser *p) {
     tpl_node *n = and_expression(p);
-    while (skip_name(p, "or")) n = pair(p, N_OR, n, and_expression(p));
+    while (tplp_skip_name(p, "or")) n = pair(p, N_OR, n, and_expression(p));
     return n;
 }
 
 static tpl_node *expression(parser *p) {
-    enter(p);
+    tplp_enter(p);
     tpl_node *n = or_expression(p);
-    while (skip_name(p, "if")) {
-        tpl_node *cond = node(p, N_COND);
+    while (tplp_skip_name(p, "if")) {
+        tpl_node *cond = tplp_node(p, N_COND);
         cond->a = n;
         cond->b = or_expression(p);
-        if (skip_name(p, "else")) cond->c = expression(p);
+        if (tplp_skip_name(p, "else")) cond->c = expression(p);
         n = cond;
     }
     p->depth--;
     return n;
 }
 
-/* ---- text between tags --------------------------------------------------------------------------------------------------------- */
+/* ---- text between tags
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static const char *find_tag(const parser *p) {
     for (const char *s = p->p; s + 1 < p->end; s++)
@@ -594,7 +376,9 @@ static const char *find_tag(const parser *p) {
     return NULL;
 }
 
-static bool space_byte(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+static bool space_byte(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
 
 /* Adds the text from p->p to `end` to the body, with the white space rules of the tags on both sides. */
 static void add_text(parser *p, const char *end, tpl_node *body) {
@@ -621,9 +405,9 @@ static void add_text(parser *p, const char *end, tpl_node *body) {
     p->trim_next = p->newline_next = false;
     p->line_starting = false;
     if (to > from) {
-        tpl_node *n = node(p, N_TEXT);
+        tpl_node *n = tplp_node(p, N_TEXT);
         n->value = tpl_text((tpl_str){from, (size_t)(to - from)});
-        push(p, body, n);
+        tplp_push(p, body, n);
     }
     p->p = end;
 }
@@ -641,47 +425,51 @@ static void begin_tag(parser *p, const char *tag_end) {
     p->p += 2;
     if (p->p < p->end && (*p->p == '-' || *p->p == '+')) p->p++;
     p->tag_end = tag_end;
-    next(p);
+    tplp_next(p);
 }
 
 static void end_tag(parser *p) {
-    if (p->tok.kind != K_END) SYNTAX(p, "expected the end of the tag, found '%.*s'", (int)p->tok.text.n, p->tok.text.p ? p->tok.text.p : "...");
+    if (p->tok.kind != K_END)
+        SYNTAX(p, "expected the end of the tag, found '%.*s'", (int)p->tok.text.n,
+               p->tok.text.p ? p->tok.text.p : "...");
 }
 
-/* ---- statements ---------------------------------------------------------------------------------------------------------------- */
+/* ---- statements
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
 static tpl_node *body(parser *p, const char *const *ends, tpl_str *which);
 
 /* A name, an attribute of a name (ns.x), or a tuple of targets. */
 static tpl_node *target(parser *p, bool allow_tuple) {
-    tpl_node *list = node(p, N_TUPLE);
+    tpl_node *list = tplp_node(p, N_TUPLE);
     bool comma = false;
     do {
         tpl_node *n;
-        if (skip_op(p, "(")) {
+        if (tplp_skip_op(p, "(")) {
             n = target(p, true);
-            expect_op(p, ")");
+            tplp_expect_op(p, ")");
         } else {
-            n = node(p, N_NAME);
-            n->str = expect_name(p);
-            if (skip_op(p, ".")) {
-                tpl_node *attr = node(p, N_ATTR);
+            n = tplp_node(p, N_NAME);
+            n->str = tplp_expect_name(p);
+            if (tplp_skip_op(p, ".")) {
+                tpl_node *attr = tplp_node(p, N_ATTR);
                 attr->a = n;
-                attr->str = expect_name(p);
+                attr->str = tplp_expect_name(p);
                 n = attr;
             }
         }
-        push(p, list, n);
-        comma = allow_tuple && skip_op(p, ",");
-    } while (comma && !is_name(p, "in") && !is_op(p, "=") && !is_op(p, ")"));
+        tplp_push(p, list, n);
+        comma = allow_tuple && tplp_skip_op(p, ",");
+    } while (comma && !tplp_is_name(p, "in") && !tplp_is_op(p, "=") && !tplp_is_op(p, ")"));
     return list->n == 1 && !comma ? list->list[0] : list;
 }
 
 static tpl_node *if_statement(parser *p) {
     static const char *const ends[] = {"elif", "else", "endif", NULL}, *const last[] = {"endif", NULL};
-    tpl_node *n = node(p, N_IF);
+    tpl_node *n = tplp_node(p, N_IF);
     tpl_str which;
-    enter(p);
+    tplp_enter(p);
     n->a = tuple(p, true, false);
     end_tag(p);
     n->b = body(p, ends, &which);
@@ -700,13 +488,13 @@ static tpl_node *if_statement(parser *p) {
 
 static tpl_node *for_statement(parser *p) {
     static const char *const ends[] = {"else", "endfor", NULL}, *const last[] = {"endfor", NULL};
-    tpl_node *n = node(p, N_FOR), *otherwise = NULL;
+    tpl_node *n = tplp_node(p, N_FOR), *otherwise = NULL;
     tpl_str which;
     n->a = target(p, true);
-    if (!skip_name(p, "in")) SYNTAX(p, "expected 'in'");
+    if (!tplp_skip_name(p, "in")) SYNTAX(p, "expected 'in'");
     n->b = tuple(p, false, false);
-    if (skip_name(p, "if")) n->c = expression(p);
-    if (is_name(p, "recursive")) UNSUPPORTED(p, "recursive loops");
+    if (tplp_skip_name(p, "if")) n->c = expression(p);
+    if (tplp_is_name(p, "recursive")) UNSUPPORTED(p, "recursive loops");
     end_tag(p);
     p->in_loop++;
     tpl_node *loop_body = body(p, ends, &which);
@@ -716,8 +504,8 @@ static tpl_node *for_statement(parser *p) {
         otherwise = body(p, last, &which);
         end_tag(p);
     }
-    push(p, n, loop_body);
-    push(p, n, otherwise);
+    tplp_push(p, n, loop_body);
+    tplp_push(p, n, otherwise);
     return n;
 }
 
@@ -725,16 +513,16 @@ static tpl_node *set_statement(parser *p) {
     static const char *const ends[] = {"endset", NULL};
     tpl_str which;
     tpl_node *to = target(p, true), *n;
-    if (skip_op(p, "=")) {
-        n = node(p, N_SET);
+    if (tplp_skip_op(p, "=")) {
+        n = tplp_node(p, N_SET);
         n->a = to;
         n->b = tuple(p, true, false);
         end_tag(p);
         return n;
     }
-    n = node(p, N_SET_BLOCK);
+    n = tplp_node(p, N_SET_BLOCK);
     n->a = to;
-    if (is_op(p, "|")) n->c = filters(p, constant(p, tpl_none()));
+    if (tplp_is_op(p, "|")) n->c = filters(p, constant(p, tpl_none()));
     end_tag(p);
     n->b = body(p, ends, &which);
     end_tag(p);
@@ -743,37 +531,37 @@ static tpl_node *set_statement(parser *p) {
 
 /* Parameters of a macro or call block, behind '('. */
 static void parameters(parser *p, tpl_node *to) {
-    while (!is_op(p, ")")) {
-        tpl_str name = expect_name(p);
-        push_named(p, to, name, skip_op(p, "=") ? expression(p) : NULL);
-        if (!skip_op(p, ",")) break;
+    while (!tplp_is_op(p, ")")) {
+        tpl_str name = tplp_expect_name(p);
+        tplp_push_named(p, to, name, tplp_skip_op(p, "=") ? expression(p) : NULL);
+        if (!tplp_skip_op(p, ",")) break;
     }
-    expect_op(p, ")");
+    tplp_expect_op(p, ")");
 }
 
 static tpl_node *macro_statement(parser *p) {
     static const char *const ends[] = {"endmacro", NULL};
-    tpl_node *n = node(p, N_MACRO);
+    tpl_node *n = tplp_node(p, N_MACRO);
     tpl_str which;
-    n->str = expect_name(p);
-    expect_op(p, "(");
+    n->str = tplp_expect_name(p);
+    tplp_expect_op(p, "(");
     parameters(p, n);
     end_tag(p);
     int in_loop = p->in_loop;
     p->in_loop = 0;
     n->b = body(p, ends, &which);
     p->in_loop = in_loop;
-    skip_name(p, "endmacro");
-    if (p->tok.kind == K_NAME) next(p); /* the macro's name may be repeated */
+    tplp_skip_name(p, "endmacro");
+    if (p->tok.kind == K_NAME) tplp_next(p); /* the macro's name may be repeated */
     end_tag(p);
     return n;
 }
 
 static tpl_node *call_statement(parser *p) {
     static const char *const ends[] = {"endcall", NULL};
-    tpl_node *n = node(p, N_CALL_BLOCK);
+    tpl_node *n = tplp_node(p, N_CALL_BLOCK);
     tpl_str which;
-    if (skip_op(p, "(")) parameters(p, n);
+    if (tplp_skip_op(p, "(")) parameters(p, n);
     n->a = expression(p);
     if (n->a->kind != N_CALL) SYNTAX(p, "expected a call");
     end_tag(p);
@@ -784,7 +572,7 @@ static tpl_node *call_statement(parser *p) {
 
 static tpl_node *filter_statement(parser *p) {
     static const char *const ends[] = {"endfilter", NULL};
-    tpl_node *n = node(p, N_FILTER_BLOCK);
+    tpl_node *n = tplp_node(p, N_FILTER_BLOCK);
     tpl_str which;
     n->a = filters(p, filter(p, constant(p, tpl_none())));
     end_tag(p);
@@ -795,13 +583,13 @@ static tpl_node *filter_statement(parser *p) {
 
 static tpl_node *with_statement(parser *p) {
     static const char *const ends[] = {"endwith", NULL};
-    tpl_node *n = node(p, N_WITH);
+    tpl_node *n = tplp_node(p, N_WITH);
     tpl_str which;
     while (p->tok.kind != K_END) {
-        push(p, n, target(p, false));
-        expect_op(p, "=");
-        push(p, n, expression(p));
-        if (!skip_op(p, ",")) break;
+        tplp_push(p, n, target(p, false));
+        tplp_expect_op(p, "=");
+        tplp_push(p, n, expression(p));
+        if (!tplp_skip_op(p, ",")) break;
     }
     end_tag(p);
     n->b = body(p, ends, &which);
@@ -829,7 +617,7 @@ static void raw_text(parser *p, tpl_node *to) {
         if ((size_t)(p->end - q) < 6 || memcmp(q, "endraw", 6)) continue;
         add_text(p, s, to);
         begin_tag(p, "%}");
-        next(p);
+        tplp_next(p);
         end_tag(p);
         return;
     }
@@ -840,23 +628,26 @@ static tpl_node *statement(parser *p, tpl_str name) {
     static const struct {
         const char *name;
         tpl_node *(*parse)(parser *p);
-    } table[] = {{"if", if_statement}, {"for", for_statement}, {"set", set_statement}, {"macro", macro_statement}, {"call", call_statement},
-                 {"filter", filter_statement}, {"with", with_statement}, {"generation", generation_statement}};
+    } table[] = {{"if", if_statement},     {"for", for_statement},
+                 {"set", set_statement},   {"macro", macro_statement},
+                 {"call", call_statement}, {"filter", filter_statement},
+                 {"with", with_statement}, {"generation", generation_statement}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (tpl_str_is(name, table[i].name)) return table[i].parse(p);
     bool is_break = tpl_str_is(name, "break");
     if (is_break || tpl_str_is(name, "continue")) {
         if (!p->in_loop) SYNTAX(p, "'%.*s' outside a loop", (int)name.n, name.p);
         end_tag(p);
-        return node(p, is_break ? N_BREAK : N_CONTINUE);
+        return tplp_node(p, is_break ? N_BREAK : N_CONTINUE);
     }
     UNSUPPORTED(p, "the statement '%.*s'", (int)name.n, name.p);
 }
 
-/* Statements up to one of `ends` (NULL: the end of the template); *which is the name found, and its tag's further tokens are left. */
+/* Statements up to one of `ends` (NULL: the end of the template); *which is the name found, and its tag's
+ * further tokens are left. */
 static tpl_node *body(parser *p, const char *const *ends, tpl_str *which) {
-    enter(p);
-    tpl_node *list = node(p, N_BODY);
+    tplp_enter(p);
+    tpl_node *list = tplp_node(p, N_BODY);
     for (;;) {
         const char *tag = find_tag(p);
         add_text(p, tag ? tag : p->end, list);
@@ -870,24 +661,26 @@ static tpl_node *body(parser *p, const char *const *ends, tpl_str *which) {
         }
         if (tag[1] == '{') {
             begin_tag(p, "}}");
-            tpl_node *n = node(p, N_PRINT);
+            tpl_node *n = tplp_node(p, N_PRINT);
             n->a = tuple(p, true, false);
             end_tag(p);
-            push(p, list, n);
+            tplp_push(p, list, n);
             continue;
         }
         begin_tag(p, "%}");
         tpl_str name = p->tok.text;
         if (p->tok.kind != K_NAME) SYNTAX(p, "expected a statement");
-        next(p);
+        tplp_next(p);
         bool ended = false;
         for (const char *const *e = ends; e && *e; e++) ended |= tpl_str_is(name, *e);
         if (ended) {
             *which = name;
             break;
         }
-        if (tpl_str_is(name, "raw")) raw_text(p, list);
-        else push(p, list, statement(p, name));
+        if (tpl_str_is(name, "raw"))
+            raw_text(p, list);
+        else
+            tplp_push(p, list, statement(p, name));
     }
     p->depth--;
     return list;
@@ -913,7 +706,9 @@ static bool normalise(nf_template *t, const char *source, size_t n, tpl_str *out
 
 nf_status nf_template_parse(const char *source, size_t n, nf_template **out, nf_error *err) {
     *out = NULL;
-    if (n > NF_TPL_MAX_SOURCE) return nf_fail(err, NF_ERR_LIMIT, "the template has %zu bytes, the limit is %u", n, NF_TPL_MAX_SOURCE);
+    if (n > NF_TPL_MAX_SOURCE)
+        return nf_fail(err, NF_ERR_LIMIT, "the template has %zu bytes, the limit is %u", n,
+                       NF_TPL_MAX_SOURCE);
     if (memchr(source, 0, n)) return nf_fail(err, NF_ERR_FORMAT, "the template holds a NUL byte");
     nf_template *t = nf_calloc(1, sizeof *t, "a template", err);
     tpl_str text;

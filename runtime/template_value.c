@@ -1,4 +1,5 @@
-/* Values of the template interpreter: Python's meaning of truth, equality, order, str(), repr() and json.dumps(). */
+/* Values of the template interpreter: Python's meaning of truth, equality, order, str(), repr() and
+ * json.dumps(). */
 #include "runtime/template_internal.h"
 
 #include <math.h>
@@ -8,7 +9,9 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------------ */
+/* ---- memory
+ * ------------------------------------------------------------------------------------------------------------------
+ */
 
 void *tpl_alloc(tpl_arena *a, size_t n) {
     n = (n + 15) / 16 * 16;
@@ -56,7 +59,8 @@ void *tpl_make(tpl_ctx *c, size_t n) {
 
 bool tpl_step(tpl_ctx *c, uint64_t n) {
     c->steps += n;
-    return c->steps <= NF_TPL_MAX_STEPS || tpl_fail(c, NF_ERR_LIMIT, "the template runs too long (over %u steps)", NF_TPL_MAX_STEPS);
+    return c->steps <= NF_TPL_MAX_STEPS ||
+           tpl_fail(c, NF_ERR_LIMIT, "the template runs too long (over %u steps)", NF_TPL_MAX_STEPS);
 }
 
 bool tpl_keep(tpl_ctx *c, nf_buf *buf, tpl_str *out) {
@@ -67,10 +71,16 @@ bool tpl_keep(tpl_ctx *c, nf_buf *buf, tpl_str *out) {
     return copy != NULL;
 }
 
-/* ---- strings ----------------------------------------------------------------------------------------------------------------- */
+/* ---- strings
+ * -----------------------------------------------------------------------------------------------------------------
+ */
 
-bool tpl_str_is(tpl_str s, const char *text) { return s.n == strlen(text) && !memcmp(s.p, text, s.n); }
-bool tpl_str_eq(tpl_str a, tpl_str b) { return a.n == b.n && (!a.n || !memcmp(a.p, b.p, a.n)); }
+bool tpl_str_is(tpl_str s, const char *text) {
+    return s.n == strlen(text) && !memcmp(s.p, text, s.n);
+}
+bool tpl_str_eq(tpl_str a, tpl_str b) {
+    return a.n == b.n && (!a.n || !memcmp(a.p, b.p, a.n));
+}
 
 uint32_t tpl_next(const char **p) {
     const unsigned char *s = (const unsigned char *)*p;
@@ -94,8 +104,9 @@ size_t tpl_offset(tpl_str s, size_t index) {
 }
 
 bool tpl_is_space(uint32_t c) {
-    return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
-           c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+    return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
 }
 
 bool tpl_put(uint32_t code, nf_buf *out, nf_error *err) {
@@ -138,19 +149,25 @@ bool tpl_case(tpl_ctx *c, tpl_str s, char how, tpl_str *out) {
         if (code == 0xDF && upper) { /* the one common letter whose upper case is two */
             ok = tpl_put('S', &buf, NULL) && tpl_put(how == 'u' ? 'S' : 's', &buf, NULL);
         } else {
-            utf8proc_int32_t mapped = upper ? (how == 'u' ? utf8proc_toupper((utf8proc_int32_t)code) : utf8proc_totitle((utf8proc_int32_t)code))
+            utf8proc_int32_t mapped = upper ? (how == 'u' ? utf8proc_toupper((utf8proc_int32_t)code)
+                                                          : utf8proc_totitle((utf8proc_int32_t)code))
                                             : utf8proc_tolower((utf8proc_int32_t)code);
             ok = tpl_put((uint32_t)mapped, &buf, NULL);
         }
-        word = category == UTF8PROC_CATEGORY_LU || category == UTF8PROC_CATEGORY_LL || category == UTF8PROC_CATEGORY_LT;
+        word = category == UTF8PROC_CATEGORY_LU || category == UTF8PROC_CATEGORY_LL ||
+               category == UTF8PROC_CATEGORY_LT;
         first = false;
     }
     return tpl_keep(c, &buf, out) && (ok || tpl_fail(c, NF_ERR_MEMORY, "out of memory"));
 }
 
-/* ---- lists and dicts ---------------------------------------------------------------------------------------------------------- */
+/* ---- lists and dicts
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
-tpl_list *tpl_list_new(tpl_ctx *c) { return tpl_make(c, sizeof(tpl_list)); }
+tpl_list *tpl_list_new(tpl_ctx *c) {
+    return tpl_make(c, sizeof(tpl_list));
+}
 
 static bool grow(tpl_ctx *c, tpl_value **items, size_t n, size_t cap) {
     tpl_value *grown = tpl_make(c, cap * sizeof **items);
@@ -170,7 +187,9 @@ bool tpl_list_add(tpl_ctx *c, tpl_list *l, tpl_value v) {
     return true;
 }
 
-tpl_dict *tpl_dict_new(tpl_ctx *c) { return tpl_make(c, sizeof(tpl_dict)); }
+tpl_dict *tpl_dict_new(tpl_ctx *c) {
+    return tpl_make(c, sizeof(tpl_dict));
+}
 
 tpl_value *tpl_dict_get(const tpl_dict *d, tpl_value key) {
     for (size_t i = 0; i < d->n; i++)
@@ -178,7 +197,9 @@ tpl_value *tpl_dict_get(const tpl_dict *d, tpl_value key) {
     return NULL;
 }
 
-tpl_value *tpl_dict_get_str(const tpl_dict *d, tpl_str key) { return tpl_dict_get(d, tpl_text(key)); }
+tpl_value *tpl_dict_get_str(const tpl_dict *d, tpl_str key) {
+    return tpl_dict_get(d, tpl_text(key));
+}
 
 bool tpl_dict_set(tpl_ctx *c, tpl_dict *d, tpl_value key, tpl_value v) {
     if (!tpl_step(c, d->n)) return false;
@@ -198,20 +219,34 @@ bool tpl_dict_set(tpl_ctx *c, tpl_dict *d, tpl_value key, tpl_value v) {
 }
 
 bool tpl_from_json(tpl_ctx *c, const json_t *j, int depth, tpl_value *out) {
-    if (depth > NF_TPL_MAX_DEPTH) return tpl_fail(c, NF_ERR_LIMIT, "variables are nested more than %d deep", NF_TPL_MAX_DEPTH);
+    if (depth > NF_TPL_MAX_DEPTH)
+        return tpl_fail(c, NF_ERR_LIMIT, "variables are nested more than %d deep", NF_TPL_MAX_DEPTH);
     if (!tpl_step(c, 1)) return false;
     switch (json_typeof(j)) {
-    case JSON_NULL: *out = tpl_none(); return true;
-    case JSON_TRUE: *out = tpl_bool(true); return true;
-    case JSON_FALSE: *out = tpl_bool(false); return true;
-    case JSON_INTEGER: *out = tpl_int(json_integer_value(j)); return true;
-    case JSON_REAL: *out = tpl_float(json_real_value(j)); return true;
-    case JSON_STRING: *out = tpl_text((tpl_str){json_string_value(j), json_string_length(j)}); return true; /* outlives the render */
+    case JSON_NULL:
+        *out = tpl_none();
+        return true;
+    case JSON_TRUE:
+        *out = tpl_bool(true);
+        return true;
+    case JSON_FALSE:
+        *out = tpl_bool(false);
+        return true;
+    case JSON_INTEGER:
+        *out = tpl_int(json_integer_value(j));
+        return true;
+    case JSON_REAL:
+        *out = tpl_float(json_real_value(j));
+        return true;
+    case JSON_STRING:
+        *out = tpl_text((tpl_str){json_string_value(j), json_string_length(j)});
+        return true; /* outlives the render */
     case JSON_ARRAY: {
         *out = (tpl_value){.kind = T_LIST, .list = tpl_list_new(c)};
         for (size_t i = 0; out->list && i < json_array_size(j); i++) {
             tpl_value v;
-            if (!tpl_from_json(c, json_array_get(j, i), depth + 1, &v) || !tpl_list_add(c, out->list, v)) return false;
+            if (!tpl_from_json(c, json_array_get(j, i), depth + 1, &v) || !tpl_list_add(c, out->list, v))
+                return false;
         }
         return out->list != NULL;
     }
@@ -221,7 +256,9 @@ bool tpl_from_json(tpl_ctx *c, const json_t *j, int depth, tpl_value *out) {
         json_t *value;
         json_object_foreach((json_t *)j, key, value) {
             tpl_value v;
-            if (!out->dict || !tpl_from_json(c, value, depth + 1, &v) || !tpl_dict_set(c, out->dict, tpl_text(tpl_lit(key)), v)) return false;
+            if (!out->dict || !tpl_from_json(c, value, depth + 1, &v) ||
+                !tpl_dict_set(c, out->dict, tpl_text(tpl_lit(key)), v))
+                return false;
         }
         return out->dict != NULL;
     }
@@ -229,34 +266,55 @@ bool tpl_from_json(tpl_ctx *c, const json_t *j, int depth, tpl_value *out) {
     return false;
 }
 
-/* ---- truth, equality, order ---------------------------------------------------------------------------------------------------- */
+/* ---- truth, equality, order ---- */
 
-bool tpl_is_number(tpl_value v) { return v.kind == T_INT || v.kind == T_FLOAT || v.kind == T_BOOL; }
-double tpl_number(tpl_value v) { return v.kind == T_FLOAT ? v.f : v.kind == T_INT ? (double)v.i : (double)v.b; }
+bool tpl_is_number(tpl_value v) {
+    return v.kind == T_INT || v.kind == T_FLOAT || v.kind == T_BOOL;
+}
+double tpl_number(tpl_value v) {
+    return v.kind == T_FLOAT ? v.f : v.kind == T_INT ? (double)v.i : (double)v.b;
+}
 
 bool tpl_truth(tpl_value v) {
     switch (v.kind) {
-    case T_UNDEFINED: case T_NONE: return false;
-    case T_BOOL: return v.b;
-    case T_INT: return v.i != 0;
-    case T_FLOAT: return v.f != 0;
-    case T_STR: return v.s.n != 0;
-    case T_LIST: case T_TUPLE: return v.list->n != 0;
-    case T_DICT: return v.dict->n != 0;
-    default: return true;
+    case T_UNDEFINED:
+    case T_NONE:
+        return false;
+    case T_BOOL:
+        return v.b;
+    case T_INT:
+        return v.i != 0;
+    case T_FLOAT:
+        return v.f != 0;
+    case T_STR:
+        return v.s.n != 0;
+    case T_LIST:
+    case T_TUPLE:
+        return v.list->n != 0;
+    case T_DICT:
+        return v.dict->n != 0;
+    default:
+        return true;
     }
 }
 
-static int64_t as_int(tpl_value v) { return v.kind == T_BOOL ? v.b : v.i; }
+static int64_t as_int(tpl_value v) {
+    return v.kind == T_BOOL ? v.b : v.i;
+}
 
 bool tpl_equal(tpl_value a, tpl_value b) {
     if (tpl_is_number(a) && tpl_is_number(b))
-        return a.kind != T_FLOAT && b.kind != T_FLOAT ? as_int(a) == as_int(b) : tpl_number(a) == tpl_number(b);
+        return a.kind != T_FLOAT && b.kind != T_FLOAT ? as_int(a) == as_int(b)
+                                                      : tpl_number(a) == tpl_number(b);
     if (a.kind != b.kind) return false;
     switch (a.kind) {
-    case T_UNDEFINED: case T_NONE: return true;
-    case T_STR: return tpl_str_eq(a.s, b.s);
-    case T_LIST: case T_TUPLE:
+    case T_UNDEFINED:
+    case T_NONE:
+        return true;
+    case T_STR:
+        return tpl_str_eq(a.s, b.s);
+    case T_LIST:
+    case T_TUPLE:
         if (a.list->n != b.list->n) return false;
         for (size_t i = 0; i < a.list->n; i++)
             if (!tpl_equal(a.list->items[i], b.list->items[i])) return false;
@@ -268,21 +326,26 @@ bool tpl_equal(tpl_value a, tpl_value b) {
             if (!v || !tpl_equal(*v, a.dict->values[i])) return false;
         }
         return true;
-    case T_FUNCTION: return tpl_str_eq(a.s, b.s);
-    default: return a.list == b.list; /* the same object */
+    case T_FUNCTION:
+        return tpl_str_eq(a.s, b.s);
+    default:
+        return a.list == b.list; /* the same object */
     }
 }
 
 const char *tpl_type_name(tpl_value v) {
-    static const char *const names[] = {"Undefined", "NoneType", "bool", "int", "float", "str", "list", "tuple", "dict", "Namespace", "Macro", "function",
-                                        "method", "LoopContext"};
+    static const char *const names[] = {"Undefined", "NoneType", "bool",   "int",        "float",
+                                        "str",       "list",     "tuple",  "dict",       "Namespace",
+                                        "Macro",     "function", "method", "LoopContext"};
     return names[v.kind];
 }
 
 bool tpl_order(tpl_ctx *c, tpl_value a, tpl_value b, int *order) {
     if (tpl_is_number(a) && tpl_is_number(b)) {
-        if (a.kind != T_FLOAT && b.kind != T_FLOAT) *order = as_int(a) < as_int(b) ? -1 : as_int(a) > as_int(b);
-        else *order = tpl_number(a) < tpl_number(b) ? -1 : tpl_number(a) > tpl_number(b);
+        if (a.kind != T_FLOAT && b.kind != T_FLOAT)
+            *order = as_int(a) < as_int(b) ? -1 : as_int(a) > as_int(b);
+        else
+            *order = tpl_number(a) < tpl_number(b) ? -1 : tpl_number(a) > tpl_number(b);
         return true;
     }
     if (a.kind == T_STR && b.kind == T_STR) { /* UTF-8 sorts as code points do */
@@ -293,21 +356,26 @@ bool tpl_order(tpl_ctx *c, tpl_value a, tpl_value b, int *order) {
     }
     if ((a.kind == T_LIST || a.kind == T_TUPLE) && a.kind == b.kind) {
         for (size_t i = 0; i < a.list->n && i < b.list->n; i++)
-            if (!tpl_equal(a.list->items[i], b.list->items[i])) return tpl_order(c, a.list->items[i], b.list->items[i], order);
+            if (!tpl_equal(a.list->items[i], b.list->items[i]))
+                return tpl_order(c, a.list->items[i], b.list->items[i], order);
         *order = a.list->n < b.list->n ? -1 : a.list->n > b.list->n;
         return true;
     }
-    return tpl_fail(c, NF_ERR_ARGUMENT, "'<' not supported between instances of '%s' and '%s'", tpl_type_name(a), tpl_type_name(b));
+    return tpl_fail(c, NF_ERR_ARGUMENT, "'<' not supported between instances of '%s' and '%s'",
+                    tpl_type_name(a), tpl_type_name(b));
 }
 
-/* ---- iteration ----------------------------------------------------------------------------------------------------------------- */
+/* ---- iteration
+ * -----------------------------------------------------------------------------------------------------------------
+ */
 
 bool tpl_iterate(tpl_ctx *c, tpl_value v, tpl_list **out) {
     if (v.kind == T_LIST || v.kind == T_TUPLE) {
         *out = v.list;
         return true;
     }
-    if (v.kind != T_UNDEFINED && v.kind != T_STR && v.kind != T_DICT) return tpl_fail(c, NF_ERR_ARGUMENT, "'%s' object is not iterable", tpl_type_name(v));
+    if (v.kind != T_UNDEFINED && v.kind != T_STR && v.kind != T_DICT)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "'%s' object is not iterable", tpl_type_name(v));
     if (!(*out = tpl_list_new(c))) return false;
     if (v.kind == T_DICT)
         for (size_t i = 0; i < v.dict->n; i++)
@@ -321,14 +389,19 @@ bool tpl_iterate(tpl_ctx *c, tpl_value v, tpl_list **out) {
     return true;
 }
 
-/* ---- str() and repr() ------------------------------------------------------------------------------------------------------------ */
+/* ---- str() and repr()
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
 static bool put(tpl_ctx *c, nf_buf *out, const char *text, size_t n) {
-    if (out->len + n > NF_TPL_MAX_OUTPUT) return tpl_fail(c, NF_ERR_LIMIT, "the output is larger than %u bytes", NF_TPL_MAX_OUTPUT);
+    if (out->len + n > NF_TPL_MAX_OUTPUT)
+        return tpl_fail(c, NF_ERR_LIMIT, "the output is larger than %u bytes", NF_TPL_MAX_OUTPUT);
     return !nf_buf_append(out, text, n, NULL) || tpl_fail(c, NF_ERR_MEMORY, "out of memory for the output");
 }
 
-static bool put_text(tpl_ctx *c, nf_buf *out, const char *text) { return put(c, out, text, strlen(text)); }
+static bool put_text(tpl_ctx *c, nf_buf *out, const char *text) {
+    return put(c, out, text, strlen(text));
+}
 
 /* Python's repr of a float: the shortest digits that read back the same. */
 static bool put_float(tpl_ctx *c, double f, bool json, nf_buf *out) {
@@ -347,7 +420,8 @@ static bool put_float(tpl_ctx *c, double f, bool json, nf_buf *out) {
     char result[400];
     int k = 0;
     if (exponent < -4 || exponent >= 16) {
-        k = snprintf(result, sizeof result, "%c%s%.*se%c%02d", digits[0], n > 1 ? "." : "", n - 1, digits + 1, exponent < 0 ? '-' : '+', abs(exponent));
+        k = snprintf(result, sizeof result, "%c%s%.*se%c%02d", digits[0], n > 1 ? "." : "", n - 1, digits + 1,
+                     exponent < 0 ? '-' : '+', abs(exponent));
     } else if (exponent < 0) {
         k = snprintf(result, sizeof result, "0.%.*s%.*s", -exponent - 1, "0000", n, digits);
     } else {
@@ -363,9 +437,17 @@ static bool put_float(tpl_ctx *c, double f, bool json, nf_buf *out) {
 static bool printable(uint32_t code) {
     if (code == ' ') return true;
     switch (utf8proc_category((utf8proc_int32_t)code)) {
-    case UTF8PROC_CATEGORY_CN: case UTF8PROC_CATEGORY_CC: case UTF8PROC_CATEGORY_CF: case UTF8PROC_CATEGORY_CS: case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_ZL: case UTF8PROC_CATEGORY_ZP: case UTF8PROC_CATEGORY_ZS: return false;
-    default: return true;
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS:
+        return false;
+    default:
+        return true;
     }
 }
 
@@ -375,14 +457,23 @@ static bool repr_str(tpl_ctx *c, tpl_str s, nf_buf *out) {
     for (const char *p = s.p, *end = s.p + s.n; p < end && ok;) {
         const char *from = p;
         uint32_t code = tpl_next(&p);
-        if (code == (unsigned char)quote || code == '\\') snprintf(escape, sizeof escape, "\\%c", (char)code);
-        else if (code == '\n') snprintf(escape, sizeof escape, "\\n");
-        else if (code == '\r') snprintf(escape, sizeof escape, "\\r");
-        else if (code == '\t') snprintf(escape, sizeof escape, "\\t");
+        if (code == (unsigned char)quote || code == '\\')
+            snprintf(escape, sizeof escape, "\\%c", (char)code);
+        else if (code == '\n')
+            snprintf(escape, sizeof escape, "\\n");
+        else if (code == '\r')
+            snprintf(escape, sizeof escape, "\\r");
+        else if (code == '\t')
+            snprintf(escape, sizeof escape, "\\t");
         else if (printable(code)) {
             ok = put(c, out, from, (size_t)(p - from));
             continue;
-        } else snprintf(escape, sizeof escape, code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", code);
+        } else
+            snprintf(escape, sizeof escape,
+                     code < 0x100     ? "\\x%02x"
+                     : code < 0x10000 ? "\\u%04x"
+                                      : "\\U%08x",
+                     code);
         ok = put_text(c, out, escape);
     }
     return ok && put(c, out, &quote, 1);
@@ -391,7 +482,8 @@ static bool repr_str(tpl_ctx *c, tpl_str s, nf_buf *out) {
 static bool repr_items(tpl_ctx *c, tpl_value v, nf_buf *out) {
     bool list = v.kind == T_LIST;
     bool ok = put_text(c, out, list ? "[" : "(");
-    for (size_t i = 0; i < v.list->n && ok; i++) ok = (!i || put_text(c, out, ", ")) && tpl_repr(c, v.list->items[i], out);
+    for (size_t i = 0; i < v.list->n && ok; i++)
+        ok = (!i || put_text(c, out, ", ")) && tpl_repr(c, v.list->items[i], out);
     if (ok && !list && v.list->n == 1) ok = put_text(c, out, ",");
     return ok && put_text(c, out, list ? "]" : ")");
 }
@@ -399,7 +491,8 @@ static bool repr_items(tpl_ctx *c, tpl_value v, nf_buf *out) {
 static bool repr_dict(tpl_ctx *c, const tpl_dict *d, nf_buf *out) {
     bool ok = put_text(c, out, "{");
     for (size_t i = 0; i < d->n && ok; i++)
-        ok = (!i || put_text(c, out, ", ")) && tpl_repr(c, d->keys[i], out) && put_text(c, out, ": ") && tpl_repr(c, d->values[i], out);
+        ok = (!i || put_text(c, out, ", ")) && tpl_repr(c, d->keys[i], out) && put_text(c, out, ": ") &&
+             tpl_repr(c, d->values[i], out);
     return ok && put_text(c, out, "}");
 }
 
@@ -409,15 +502,34 @@ bool tpl_repr(tpl_ctx *c, tpl_value v, nf_buf *out) {
     if (++c->depth > NF_TPL_MAX_DEPTH) return tpl_fail(c, NF_ERR_LIMIT, "a value is nested too deep");
     bool ok;
     switch (v.kind) {
-    case T_UNDEFINED: ok = put_text(c, out, "Undefined"); break;
-    case T_NONE: ok = put_text(c, out, "None"); break;
-    case T_BOOL: ok = put_text(c, out, v.b ? "True" : "False"); break;
-    case T_INT: ok = put(c, out, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)v.i)); break;
-    case T_FLOAT: ok = put_float(c, v.f, false, out); break;
-    case T_STR: ok = repr_str(c, v.s, out); break;
-    case T_LIST: case T_TUPLE: ok = repr_items(c, v, out); break;
-    case T_DICT: ok = repr_dict(c, v.dict, out); break;
-    default: ok = tpl_fail(c, NF_ERR_UNSUPPORTED, "printing an object of type '%s'", tpl_type_name(v)); break;
+    case T_UNDEFINED:
+        ok = put_text(c, out, "Undefined");
+        break;
+    case T_NONE:
+        ok = put_text(c, out, "None");
+        break;
+    case T_BOOL:
+        ok = put_text(c, out, v.b ? "True" : "False");
+        break;
+    case T_INT:
+        ok = put(c, out, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)v.i));
+        break;
+    case T_FLOAT:
+        ok = put_float(c, v.f, false, out);
+        break;
+    case T_STR:
+        ok = repr_str(c, v.s, out);
+        break;
+    case T_LIST:
+    case T_TUPLE:
+        ok = repr_items(c, v, out);
+        break;
+    case T_DICT:
+        ok = repr_dict(c, v.dict, out);
+        break;
+    default:
+        ok = tpl_fail(c, NF_ERR_UNSUPPORTED, "printing an object of type '%s'", tpl_type_name(v));
+        break;
     }
     c->depth--;
     return ok;
@@ -440,7 +552,9 @@ bool tpl_to_str(tpl_ctx *c, tpl_value v, tpl_str *out) {
     return false;
 }
 
-/* ---- json.dumps ------------------------------------------------------------------------------------------------------------------ */
+/* ---- json.dumps
+ * ------------------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct json_style {
     tpl_ctx *c;
@@ -460,10 +574,13 @@ static bool json_text(json_style *j, tpl_str s) {
         char escape[16];
         static const char special[] = "\"\\\n\r\t\b\f", letter[] = "\"\\nrtbf";
         const char *at = code && code < 128 ? strchr(special, (int)code) : NULL;
-        if (at) snprintf(escape, sizeof escape, "\\%c", letter[at - special]);
-        else if (code < 0x20 || (j->ascii && code > 126 && code < 0x10000 && code != 127)) snprintf(escape, sizeof escape, "\\u%04x", code);
+        if (at)
+            snprintf(escape, sizeof escape, "\\%c", letter[at - special]);
+        else if (code < 0x20 || (j->ascii && code > 126 && code < 0x10000 && code != 127))
+            snprintf(escape, sizeof escape, "\\u%04x", code);
         else if (j->ascii && code >= 0x10000)
-            snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xD800 + ((code - 0x10000) >> 10), 0xDC00 + ((code - 0x10000) & 0x3FF));
+            snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xD800 + ((code - 0x10000) >> 10),
+                     0xDC00 + ((code - 0x10000) & 0x3FF));
         else {
             ok = put(c, j->out, from, (size_t)(p - from));
             continue;
@@ -484,7 +601,8 @@ static bool json_value(json_style *j, tpl_value v, int level);
 
 static bool json_key(json_style *j, tpl_value key) {
     if (key.kind == T_STR) return json_text(j, key.s);
-    if (key.kind != T_NONE && !tpl_is_number(key)) return tpl_fail(j->c, NF_ERR_ARGUMENT, "tojson: keys must be str, int, float, bool or None");
+    if (key.kind != T_NONE && !tpl_is_number(key))
+        return tpl_fail(j->c, NF_ERR_ARGUMENT, "tojson: keys must be str, int, float, bool or None");
     return put_text(j->c, j->out, "\"") && json_value(j, key, 0) && put_text(j->c, j->out, "\"");
 }
 
@@ -496,7 +614,8 @@ static bool json_dict(json_style *j, const tpl_dict *d, int level) {
     for (size_t i = 1; j->sort && i < d->n; i++) /* insertion sort: few keys */
         for (size_t k = i; k; k--) {
             int cmp;
-            if (!tpl_step(c, 1) || !tpl_order(c, d->keys[order[k - 1]], d->keys[order[k]], &cmp)) return false;
+            if (!tpl_step(c, 1) || !tpl_order(c, d->keys[order[k - 1]], d->keys[order[k]], &cmp))
+                return false;
             if (cmp <= 0) break;
             size_t t = order[k];
             order[k] = order[k - 1];
@@ -504,8 +623,9 @@ static bool json_dict(json_style *j, const tpl_dict *d, int level) {
         }
     bool ok = put_text(c, j->out, "{");
     for (size_t i = 0; i < d->n && ok; i++)
-        ok = (!i || put(c, j->out, j->item.p, j->item.n)) && json_newline(j, level + 1) && json_key(j, d->keys[order[i]]) &&
-             put(c, j->out, j->key.p, j->key.n) && json_value(j, d->values[order[i]], level + 1);
+        ok = (!i || put(c, j->out, j->item.p, j->item.n)) && json_newline(j, level + 1) &&
+             json_key(j, d->keys[order[i]]) && put(c, j->out, j->key.p, j->key.n) &&
+             json_value(j, d->values[order[i]], level + 1);
     return ok && (!d->n || json_newline(j, level)) && put_text(c, j->out, "}");
 }
 
@@ -516,25 +636,39 @@ static bool json_value(json_style *j, tpl_value v, int level) {
     if (!tpl_step(c, 1)) return false;
     if (level > NF_TPL_MAX_DEPTH) return tpl_fail(c, NF_ERR_LIMIT, "a value is nested too deep");
     switch (v.kind) {
-    case T_NONE: return put_text(c, j->out, "null");
-    case T_BOOL: return put_text(c, j->out, v.b ? "true" : "false");
-    case T_INT: return put(c, j->out, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)v.i));
-    case T_FLOAT: return put_float(c, v.f, true, j->out);
-    case T_STR: return json_text(j, v.s);
-    case T_DICT: return json_dict(j, v.dict, level);
-    case T_LIST: case T_TUPLE:
+    case T_NONE:
+        return put_text(c, j->out, "null");
+    case T_BOOL:
+        return put_text(c, j->out, v.b ? "true" : "false");
+    case T_INT:
+        return put(c, j->out, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)v.i));
+    case T_FLOAT:
+        return put_float(c, v.f, true, j->out);
+    case T_STR:
+        return json_text(j, v.s);
+    case T_DICT:
+        return json_dict(j, v.dict, level);
+    case T_LIST:
+    case T_TUPLE:
         ok = put_text(c, j->out, "[");
         for (size_t i = 0; i < v.list->n && ok; i++)
-            ok = (!i || put(c, j->out, j->item.p, j->item.n)) && json_newline(j, level + 1) && json_value(j, v.list->items[i], level + 1);
+            ok = (!i || put(c, j->out, j->item.p, j->item.n)) && json_newline(j, level + 1) &&
+                 json_value(j, v.list->items[i], level + 1);
         return ok && (!v.list->n || json_newline(j, level)) && put_text(c, j->out, "]");
-    default: return tpl_fail(c, NF_ERR_ARGUMENT, "tojson: an object of type '%s' is not JSON serializable", tpl_type_name(v));
+    default:
+        return tpl_fail(c, NF_ERR_ARGUMENT, "tojson: an object of type '%s' is not JSON serializable",
+                        tpl_type_name(v));
     }
 }
 
 bool tpl_json(tpl_ctx *c, tpl_value v, const tpl_args *options, nf_buf *out) {
     const tpl_value *ascii = tpl_arg(options, 0, "ensure_ascii"), *indent = tpl_arg(options, 1, "indent"),
                     *separators = tpl_arg(options, 2, "separators"), *sort = tpl_arg(options, 3, "sort_keys");
-    json_style j = {.c = c, .out = out, .ascii = ascii && tpl_truth(*ascii), .sort = sort && tpl_truth(*sort), .indent = -1};
+    json_style j = {.c = c,
+                    .out = out,
+                    .ascii = ascii && tpl_truth(*ascii),
+                    .sort = sort && tpl_truth(*sort),
+                    .indent = -1};
     if (indent && indent->kind == T_INT) {
         if (indent->i > 64) return tpl_fail(c, NF_ERR_LIMIT, "tojson: indent is too large");
         static const char spaces[65] = "                                                                ";
@@ -546,8 +680,9 @@ bool tpl_json(tpl_ctx *c, tpl_value v, const tpl_args *options, nf_buf *out) {
     }
     j.item = tpl_lit(j.indent >= 0 ? "," : ", ");
     j.key = tpl_lit(": ");
-    if (separators && (separators->kind == T_TUPLE || separators->kind == T_LIST) && separators->list->n == 2 &&
-        separators->list->items[0].kind == T_STR && separators->list->items[1].kind == T_STR) {
+    if (separators && (separators->kind == T_TUPLE || separators->kind == T_LIST) &&
+        separators->list->n == 2 && separators->list->items[0].kind == T_STR &&
+        separators->list->items[1].kind == T_STR) {
         j.item = separators->list->items[0].s;
         j.key = separators->list->items[1].s;
     } else if (separators && separators->kind != T_NONE) {

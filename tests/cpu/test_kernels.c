@@ -1,6 +1,6 @@
 /*
- * Kernels against docs/arithmetic.md: an independent scalar evaluation of contract A, and every level byte for byte equal to the
- * portable one for all types, batch sizes and odd shapes.
+ * Kernels against docs/arithmetic.md: an independent scalar evaluation of contract A, and every level byte
+ * for byte equal to the portable one for all types, batch sizes and odd shapes.
  */
 #include "tests/support/support.h"
 
@@ -13,8 +13,9 @@
 #include <string.h>
 
 static const nf_format formats[] = {
-    {NF_TYPE_C4, NF_CODEBOOK_LINEAR}, {NF_TYPE_C4, NF_CODEBOOK_NL}, {NF_TYPE_I8, NF_CODEBOOK_NONE},   {NF_TYPE_F32, NF_CODEBOOK_NONE},
-    {NF_TYPE_F16, NF_CODEBOOK_NONE},  {NF_TYPE_BF16, NF_CODEBOOK_NONE}, {NF_TYPE_F8, NF_CODEBOOK_NONE},
+    {NF_TYPE_C4, NF_CODEBOOK_LINEAR}, {NF_TYPE_C4, NF_CODEBOOK_NL},    {NF_TYPE_I8, NF_CODEBOOK_NONE},
+    {NF_TYPE_F32, NF_CODEBOOK_NONE},  {NF_TYPE_F16, NF_CODEBOOK_NONE}, {NF_TYPE_BF16, NF_CODEBOOK_NONE},
+    {NF_TYPE_F8, NF_CODEBOOK_NONE},
 };
 #define N_FORMATS (sizeof formats / sizeof *formats)
 
@@ -29,26 +30,37 @@ typedef struct fixture {
 static fixture make(nf_format format, size_t n_rows, size_t n_cols, size_t m, uint64_t seed) {
     nf_error err = {0};
     fixture f = {.m = m, .rows = {.k = n_cols, .kp = (n_cols + 31) / 32 * 32}};
-    size_t kp = f.rows.kp, tile_bytes = nf_matrix_tile_bytes(format.type, 8, n_cols), n_tiles = (n_rows + 7) / 8;
+    size_t kp = f.rows.kp, tile_bytes = nf_matrix_tile_bytes(format.type, 8, n_cols),
+           n_tiles = (n_rows + 7) / 8;
     float *w = calloc(n_rows * n_cols, sizeof *w);
     for (size_t i = 0; i < n_rows * n_cols; i++) w[i] = next_float(&seed) * (i % 97 == 0 ? 4.0f : 0.3f);
-    f.tiles = calloc(n_tiles + 1, tile_bytes); /* a tile of slack: kernels may prefetch, never read, behind the end */
+    f.tiles = calloc(n_tiles + 1,
+                     tile_bytes); /* a tile of slack: kernels may prefetch, never read, behind the end */
     if (format.type == NF_TYPE_F8) {
         f.scales = calloc((n_rows + 127) / 128 * ((n_cols + 127) / 128), sizeof *f.scales);
         nf_f8_block_scales(w, n_cols, n_rows, n_cols, f.scales);
     }
     for (size_t t = 0; t < n_tiles; t++)
-        OK(nf_quantise_tile(format, w + t * 8 * n_cols, n_cols, n_rows - t * 8 < 8 ? n_rows - t * 8 : 8, n_cols,
-                            f.scales ? f.scales + t * 8 / 128 * ((n_cols + 127) / 128) : NULL, f.tiles + t * tile_bytes, &err));
+        OK(nf_quantise_tile(format, w + t * 8 * n_cols, n_cols, n_rows - t * 8 < 8 ? n_rows - t * 8 : 8,
+                            n_cols, f.scales ? f.scales + t * 8 / 128 * ((n_cols + 127) / 128) : NULL,
+                            f.tiles + t * tile_bytes, &err));
     free(w);
-    f.w = (nf_weights){.format = format, .rows = n_rows, .cols = n_cols, .tiles = f.tiles, .tile_stride = tile_bytes, .block_scales = f.scales};
+    f.w = (nf_weights){.format = format,
+                       .rows = n_rows,
+                       .cols = n_cols,
+                       .tiles = f.tiles,
+                       .tile_stride = tile_bytes,
+                       .block_scales = f.scales};
     f.rows.x = calloc(m * kp, sizeof(float));
     f.rows.q = calloc(m * kp, 1);
     f.rows.scale = calloc(m * kp / 32, sizeof(float));
     f.rows.sum = calloc(m * kp / 32, sizeof(int32_t));
     for (size_t j = 0; j < m; j++) {
-        for (size_t i = 0; i < n_cols; i++) f.rows.x[j * kp + i] = next_float(&seed) * (j % 3 == 2 && i < 32 ? 1e-36f : 3.0f);
-        assert_true(nf_kernels_by_name("portable")->quantise_row(f.rows.x + j * kp, kp, f.rows.q + j * kp, f.rows.scale + j * kp / 32, f.rows.sum + j * kp / 32));
+        for (size_t i = 0; i < n_cols; i++)
+            f.rows.x[j * kp + i] = next_float(&seed) * (j % 3 == 2 && i < 32 ? 1e-36f : 3.0f);
+        assert_true(nf_kernels_by_name("portable")
+                        ->quantise_row(f.rows.x + j * kp, kp, f.rows.q + j * kp, f.rows.scale + j * kp / 32,
+                                       f.rows.sum + j * kp / 32));
     }
     return f;
 }
@@ -64,7 +76,8 @@ static float oracle(const fixture *f, size_t row, size_t j) {
     const uint8_t *tile = f->tiles + row / 8 * f->w.tile_stride;
     float acc[32] = {0};
     for (size_t g = 0; g < groups; g++) {
-        const uint8_t *block = tile + g * t->block_bytes, *payload = block + t->scale_bytes + row % 8 * t->row_bytes;
+        const uint8_t *block = tile + g * t->block_bytes,
+                      *payload = block + t->scale_bytes + row % 8 * t->row_bytes;
         const float *x = f->rows.x + j * kp + g * 32;
         if (t->integer_dot) {
             uint16_t half;
@@ -75,8 +88,10 @@ static float oracle(const fixture *f, size_t row, size_t j) {
             long dot = 0;
             for (int i = 0; i < 32; i++) {
                 long q = absmax < 0x1p-100f ? 0 : lrintf(x[i] * inverse);
-                long w = f->w.format.type == NF_TYPE_I8 ? (int8_t)payload[i]
-                                                        : nf_codebook_values(f->w.format.codebook)[i < 16 ? payload[i] & 15 : payload[i - 16] >> 4];
+                long w = f->w.format.type == NF_TYPE_I8
+                             ? (int8_t)payload[i]
+                             : nf_codebook_values(
+                                   f->w.format.codebook)[i < 16 ? payload[i] & 15 : payload[i - 16] >> 4];
                 dot += w * q;
             }
             float s = nf_f16_to_f32(half) * sx;
@@ -87,13 +102,20 @@ static float oracle(const fixture *f, size_t row, size_t j) {
         for (int i = 0; i < 32; i++) {
             uint16_t h;
             float w;
-            if (f->w.format.type == NF_TYPE_F32) memcpy(&w, payload + 4 * i, 4);
-            else if (f->w.format.type == NF_TYPE_F8) w = nf_e4m3_to_f32(payload[i]);
-            else memcpy(&h, payload + 2 * i, 2), w = f->w.format.type == NF_TYPE_F16 ? nf_f16_to_f32(h) : nf_bf16_to_f32(h);
+            if (f->w.format.type == NF_TYPE_F32)
+                memcpy(&w, payload + 4 * i, 4);
+            else if (f->w.format.type == NF_TYPE_F8)
+                w = nf_e4m3_to_f32(payload[i]);
+            else
+                memcpy(&h, payload + 2 * i, 2),
+                    w = f->w.format.type == NF_TYPE_F16 ? nf_f16_to_f32(h) : nf_bf16_to_f32(h);
             p = fmaf(w, x[i], p);
         }
-        if (f->w.format.type == NF_TYPE_F8) acc[g % 32] = fmaf(f->scales[row / 128 * ((f->w.cols + 127) / 128) + g * 32 / 128], p, acc[g % 32]);
-        else acc[g % 32] += p;
+        if (f->w.format.type == NF_TYPE_F8)
+            acc[g % 32] =
+                fmaf(f->scales[row / 128 * ((f->w.cols + 127) / 128) + g * 32 / 128], p, acc[g % 32]);
+        else
+            acc[g % 32] += p;
     }
     for (int s = 16; s; s /= 2)
         for (int i = 0; i < s; i++) acc[i] += acc[i + s];
@@ -117,8 +139,10 @@ static void test_tiles_follow_the_contract(void **state) {
                         for (size_t r = 0; r < 8 && t * 8 + r < f.w.rows; r++) {
                             float want = oracle(&f, t * 8 + r, j);
                             if (memcmp(&want, &out[8 * j + r], 4))
-                                fail_msg("%s, format %zu, %zu columns, tile %zu, row %zu, input %zu: %a, expected %a", levels[l], k, cols[c], t, r, j,
-                                         (double)out[8 * j + r], (double)want);
+                                fail_msg("%s, format %zu, %zu columns, tile %zu, row %zu, input %zu: %a, "
+                                         "expected %a",
+                                         levels[l], k, cols[c], t, r, j, (double)out[8 * j + r],
+                                         (double)want);
                         }
                 }
             }
@@ -182,7 +206,9 @@ static void test_quantised_rows(void **state) {
         int8_t qa[96], qb[96];
         float sa[3], sb[3];
         int32_t ta[3], tb[3];
-        for (int i = 0; i < 96; i++) x[i] = ldexpf(next_float(&seed), (int)(next_random(&seed) % (round % 2 ? 8 : 260)) - (round % 2 ? 4 : 140));
+        for (int i = 0; i < 96; i++)
+            x[i] = ldexpf(next_float(&seed),
+                          (int)(next_random(&seed) % (round % 2 ? 8 : 260)) - (round % 2 ? 4 : 140));
         if (round % 5 == 0) memset(x + 32, 0, 32 * sizeof *x);
         if (round % 7 == 0) x[40] = -0.0f;
         bool finite = true;
@@ -209,11 +235,13 @@ static void test_float_kernels_agree(void **state) {
     uint64_t seed = 3;
     for (size_t n = 1; n <= 300; n += n < 40 ? 1 : 23) {
         float x[300], y[300], z[300], ya[300], yb[300], max[2];
-        for (size_t i = 0; i < n; i++) x[i] = next_float(&seed) * 20, y[i] = next_float(&seed), z[i] = next_float(&seed);
+        for (size_t i = 0; i < n; i++)
+            x[i] = next_float(&seed) * 20, y[i] = next_float(&seed), z[i] = next_float(&seed);
         float s[2] = {a->sum_squares(x, n), b->sum_squares(x, n)}, d[2] = {a->dot(x, y, n), b->dot(x, y, n)};
         assert_memory_equal(&s[0], &s[1], 4);
         assert_memory_equal(&d[0], &d[1], 4);
-#define BOTH(call_a, call_b) (memcpy(ya, z, sizeof ya), memcpy(yb, z, sizeof yb), call_a, call_b, memcmp(ya, yb, n * sizeof *ya))
+#define BOTH(call_a, call_b)                                                                                 \
+    (memcpy(ya, z, sizeof ya), memcpy(yb, z, sizeof yb), call_a, call_b, memcmp(ya, yb, n * sizeof *ya))
         assert_int_equal(BOTH(a->scale_rows(x, 0.37f, y, ya, n), b->scale_rows(x, 0.37f, y, yb, n)), 0);
         assert_int_equal(BOTH(a->scale_rows(x, 0.37f, NULL, ya, n), b->scale_rows(x, 0.37f, NULL, yb, n)), 0);
         assert_int_equal(BOTH(a->silu_mul(x, y, ya, n), b->silu_mul(x, y, yb, n)), 0);
@@ -221,13 +249,15 @@ static void test_float_kernels_agree(void **state) {
         assert_int_equal(BOTH(a->axpy(1.7f, x, ya, n), b->axpy(1.7f, x, yb, n)), 0);
         assert_int_equal(BOTH(a->add(x, ya, n), b->add(x, yb, n)), 0);
         float p[2];
-        assert_int_equal(BOTH(p[0] = a->softmax_parts(x, ya, n, &max[0]), p[1] = b->softmax_parts(x, yb, n, &max[1])), 0);
+        assert_int_equal(
+            BOTH(p[0] = a->softmax_parts(x, ya, n, &max[0]), p[1] = b->softmax_parts(x, yb, n, &max[1])), 0);
         assert_memory_equal(&p[0], &p[1], 4);
         assert_memory_equal(&max[0], &max[1], 4);
         const float *rows[4] = {x, y, z, x};
         float taps[4 * 300];
         for (size_t i = 0; i < 4 * n; i++) taps[i] = next_float(&seed);
-        assert_int_equal(BOTH(a->conv_silu(rows, taps, n, 4, ya, n), b->conv_silu(rows, taps, n, 4, yb, n)), 0);
+        assert_int_equal(BOTH(a->conv_silu(rows, taps, n, 4, ya, n), b->conv_silu(rows, taps, n, 4, yb, n)),
+                         0);
     }
 }
 
@@ -256,7 +286,8 @@ static void test_attention_block(void **state) {
     for (size_t k = 0; k < 7; k++)
         for (size_t n = 1; n <= 256; n = n * 3 + 1) {
             size_t dim = dims[k];
-            float *q = calloc(dim, 4), *key = calloc(n * dim, 4), *v = calloc(n * dim, 4), *oa = calloc(dim, 4), *ob = calloc(dim, 4), scores[256];
+            float *q = calloc(dim, 4), *key = calloc(n * dim, 4), *v = calloc(n * dim, 4),
+                  *oa = calloc(dim, 4), *ob = calloc(dim, 4), scores[256];
             for (size_t i = 0; i < dim; i++) q[i] = next_float(&seed);
             for (size_t i = 0; i < n * dim; i++) key[i] = next_float(&seed) * 3, v[i] = next_float(&seed);
             nf_attention_part pa = a->attention_block(q, key, v, dim, n, dim, 0.25f, oa, scores);
@@ -284,7 +315,8 @@ static void test_attention_block(void **state) {
         }
 }
 
-/* The delta rule against its definition in double, levels against each other, and a chunk against its tokens one by one. */
+/* The delta rule against its definition in double, levels against each other, and a chunk against its tokens
+ * one by one. */
 static void test_delta_rule(void **state) {
     (void)state;
     const nf_kernels *a = nf_kernels_by_name("portable"), *b = nf_kernels_by_name("avx2");
@@ -298,7 +330,9 @@ static void test_delta_rule(void **state) {
         for (int i = 0; i < T * 32; i++) v[i] = next_float(&seed);
         for (int t = 0; t < T; t++) decay[t] = 0.9f + 0.1f * next_float(&seed), beta[t] = 0.5f;
         a->delta_rule(s[0], stride, DK, n_cols, T, q, k, DK, v, 32, decay, beta, 1, o[0], 32);
-        for (int t = 0; t < T; t++) a->delta_rule(s[1], stride, DK, n_cols, 1, q + t * DK, k + t * DK, DK, v + t * 32, 32, decay + t, beta + t, 1, o[1] + t * 32, 32);
+        for (int t = 0; t < T; t++)
+            a->delta_rule(s[1], stride, DK, n_cols, 1, q + t * DK, k + t * DK, DK, v + t * 32, 32, decay + t,
+                          beta + t, 1, o[1] + t * 32, 32);
         assert_memory_equal(s[0], s[1], sizeof s[0]);
         if (b) {
             b->delta_rule(s[2], stride, DK, n_cols, T, q, k, DK, v, 32, decay, beta, 1, o[2], 32);
@@ -320,10 +354,16 @@ static void test_delta_rule(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles_follow_the_contract), cmocka_unit_test(test_batches_do_not_matter), cmocka_unit_test(test_negative_128),
-        cmocka_unit_test(test_quantised_rows),            cmocka_unit_test(test_float_kernels_agree),   cmocka_unit_test(test_exp),
-        cmocka_unit_test(test_attention_block),           cmocka_unit_test(test_delta_rule),
+        cmocka_unit_test(test_tiles_follow_the_contract),
+        cmocka_unit_test(test_batches_do_not_matter),
+        cmocka_unit_test(test_negative_128),
+        cmocka_unit_test(test_quantised_rows),
+        cmocka_unit_test(test_float_kernels_agree),
+        cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_attention_block),
+        cmocka_unit_test(test_delta_rule),
     };
-    if (!nf_kernels_by_name("avx2")) printf("note: this processor has no AVX2: only the portable kernels are tested\n");
+    if (!nf_kernels_by_name("avx2"))
+        printf("note: this processor has no AVX2: only the portable kernels are tested\n");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Storage types against docs/arithmetic.md (the worked blocks there are read from the page), conversions against slow definitions, and
- * the errors of quantisation.
+ * Storage types against docs/arithmetic.md (the worked blocks there are read from the page), conversions
+ * against slow definitions, and the errors of quantisation.
  */
 #include "tests/support/support.h"
 
@@ -37,8 +37,10 @@ static void test_small_floats_round_trip(void **state) {
     assert_true(isnan(nf_f16_to_f32(nf_f32_to_f16(NAN))) && isnan(nf_bf16_to_f32(nf_f32_to_bf16(NAN))));
     for (int b = 0; b < 256; b++) {
         float f = nf_e4m3_to_f32((uint8_t)b);
-        if ((b & 127) == 127) assert_true(isnan(f));
-        else assert_int_equal(nf_f32_to_e4m3(f), b);
+        if ((b & 127) == 127)
+            assert_true(isnan(f));
+        else
+            assert_int_equal(nf_f32_to_e4m3(f), b);
     }
 }
 
@@ -95,8 +97,13 @@ static void test_geometry(void **state) {
 static const struct {
     const char *name;
     nf_format format;
-} formats[] = {{"f32", {NF_TYPE_F32, 0}}, {"f16", {NF_TYPE_F16, 0}}, {"bf16", {NF_TYPE_BF16, 0}}, {"f8", {NF_TYPE_F8, 0}},
-               {"i8", {NF_TYPE_I8, 0}},   {"c4 linear", {NF_TYPE_C4, NF_CODEBOOK_LINEAR}}, {"c4 nl", {NF_TYPE_C4, NF_CODEBOOK_NL}}};
+} formats[] = {{"f32", {NF_TYPE_F32, 0}},
+               {"f16", {NF_TYPE_F16, 0}},
+               {"bf16", {NF_TYPE_BF16, 0}},
+               {"f8", {NF_TYPE_F8, 0}},
+               {"i8", {NF_TYPE_I8, 0}},
+               {"c4 linear", {NF_TYPE_C4, NF_CODEBOOK_LINEAR}},
+               {"c4 nl", {NF_TYPE_C4, NF_CODEBOOK_NL}}};
 
 static void worked_block(nf_format format, uint8_t out[1024]) {
     nf_error err = {0};
@@ -115,11 +122,13 @@ static void test_the_documents_blocks(void **state) {
     for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {
         uint8_t block[1024];
         worked_block(formats[k].format, block);
-        size_t bytes = nf_type_get(formats[k].format.type)->block_bytes, row = nf_type_get(formats[k].format.type)->row_bytes;
+        size_t bytes = nf_type_get(formats[k].format.type)->block_bytes,
+               row = nf_type_get(formats[k].format.type)->row_bytes;
         if (getenv("NF_PRINT_BLOCKS")) {
             printf("```block %s\n", formats[k].name);
             for (size_t at = 0; at < bytes; at += 16) {
-                if (bytes > 300 && at >= row && at < bytes - row) continue; /* wide types: the first and the last row */
+                if (bytes > 300 && at >= row && at < bytes - row)
+                    continue; /* wide types: the first and the last row */
                 printf("%04zx:", at);
                 for (size_t i = 0; i < 16; i++) printf(" %02x", block[at + i]);
                 printf("\n");
@@ -170,7 +179,8 @@ static void test_quantise_and_back(void **state) {
             for (size_t i = 0; i < n_rows * cols; i++) assert_true(fabsf(w[i] - back[i]) <= allowed[k]);
             for (size_t i = 0; i < cols && i < 32; i++) assert_true(back[i] == 0.0f);
             /* Rows that are not there are zero bytes. */
-            size_t block = nf_type_get(formats[k].format.type)->block_bytes, row = nf_type_get(formats[k].format.type)->row_bytes;
+            size_t block = nf_type_get(formats[k].format.type)->block_bytes,
+                   row = nf_type_get(formats[k].format.type)->row_bytes;
             for (size_t r = n_rows; r < 8; r++)
                 for (size_t i = 0; i < row; i++) assert_int_equal(tile[block - (8 - r) * row + i], 0);
         }
@@ -192,7 +202,9 @@ static void test_bad_values_are_named(void **state) {
     w[40] = 1e-9f; /* a scale that f16 cannot hold: zero, not garbage */
     OK(nf_quantise_tile(formats[5].format, w, 64, 1, 64, NULL, tile, &err));
     for (size_t i = 0; i < 288; i++) assert_int_equal(tile[i], 0);
-    assert_int_equal(nf_quantise_tile((nf_format){NF_TYPE_C4, NF_CODEBOOK_NONE}, w, 64, 1, 64, NULL, tile, &err), NF_ERR_ARGUMENT);
+    assert_int_equal(
+        nf_quantise_tile((nf_format){NF_TYPE_C4, NF_CODEBOOK_NONE}, w, 64, 1, 64, NULL, tile, &err),
+        NF_ERR_ARGUMENT);
 }
 
 static void test_f8_scales(void **state) {
@@ -208,8 +220,12 @@ static void test_f8_scales(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_floats_round_trip), cmocka_unit_test(test_rounding),          cmocka_unit_test(test_geometry),
-        cmocka_unit_test(test_the_documents_blocks),    cmocka_unit_test(test_quantise_and_back), cmocka_unit_test(test_bad_values_are_named),
+        cmocka_unit_test(test_small_floats_round_trip),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_geometry),
+        cmocka_unit_test(test_the_documents_blocks),
+        cmocka_unit_test(test_quantise_and_back),
+        cmocka_unit_test(test_bad_values_are_named),
         cmocka_unit_test(test_f8_scales),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

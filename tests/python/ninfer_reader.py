@@ -1,177 +1,476 @@
-"""An independent reader of .ninfer containers, written from docs/container.md and docs/arithmetic.md alone. Not fast; checks what it reads."""
+"""An independent reader of .ninfer containers, written from docs/container.md alone. It shares no code with the program:
+what both say about the same file is a test of the specification. Slow and strict."""
 import os, struct
+
 import numpy as np
 import xxhash, zstandard
 
-TYPES = {0: "f32", 1: "f16", 2: "bf16", 3: "f8", 4: "i8", 5: "c4", 6: "u8"}
-KINDS = {0: "tensor", 1: "bank", 2: "rows", 3: "blob"}
+BLOCK, MAX_DIRECTORY, MAX_BLOB, CHUNK = 4096, 64 << 20, 1 << 30, 64 << 20
+KINDS = ["tensor", "bank", "row table", "blob"]
+TYPES = ["f32", "f16", "bf16", "f8", "i8", "c4", "u8"]
+CODEBOOKS = {0: None, 1: list(range(-8, 8)),
+             2: [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]}
+ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f8": 1, "u8": 1}
 BLOCK_BYTES = {"f32": 1024, "f16": 512, "bf16": 512, "f8": 256, "i8": 272, "c4": 144}
-CODEBOOKS = {1: np.arange(-8, 8), 2: np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])}
 
 
-class Damaged(Exception): pass
+class FormatError(Exception):
+    pass
 
 
-def check(ok, what):
-    if not ok: raise Damaged(what)
+def need(condition, what):
+    if not condition:
+        raise FormatError(what)
 
 
-def xxh128(data): return xxhash.xxh3_128_digest(data)
+def up(n, to):
+    return -(-n // to) * to
 
 
-class Cursor:
-    def __init__(self, data): self.data, self.at = data, 0
-    def bytes(self, n):
-        check(self.at + n <= len(self.data), "directory is cut")
-        self.at += n
-        return self.data[self.at - n:self.at]
-    def int(self, n): return int.from_bytes(self.bytes(n), "little")
-    def text(self, n): return self.bytes(self.int(n)).decode()
+def content_size(frame):
+    """What a zstd frame's header says, or None."""
+    try:
+        return zstandard.frame_content_size(frame)
+    except zstandard.ZstdError:
+        return None
 
+
+def unzstd(frame, size, what):
+    need(content_size(frame) == size, f"{what}: the frame does not hold {size} bytes")
+    try:
+        out = zstandard.ZstdDecompressor().decompress(frame)
+    except zstandard.ZstdError as e:
+        raise FormatError(f"{what}: {e}") from e
+    need(len(out) == size, f"{what}: the frame does not hold {size} bytes")
+    return out
+
+
+def checksum(data):
+    return xxhash.xxh3_128_digest(data)
+
+
+# ---- lists of items ------------------------------------------------------------------------------------------
+
+def items(data, what):
+    at = 0
+    while at < len(data):
+        need(len(data) - at >= 8, f"{what}: cut short")
+        key, n = struct.unpack_from("<II", data, at)
+        need(n <= len(data) - at - 8, f"{what}: item {key} is cut short")
+        yield key, data[at + 8:at + 8 + n]
+        at += 8 + n
+
+
+def unknown(key, what):
+    need(not key & 0x80000000, f"{what}: item {key & 0x7fffffff} needs a newer program")
+
+
+def unique_items(data, known, what):
+    found = {}
+    for key, payload in items(data, what):
+        need(key not in found, f"{what}: item {key} appears twice")
+        found[key] = payload
+        if key not in known:
+            unknown(key, what)
+    return found
+
+
+def text(data, limit, what):
+    need(len(data) <= limit and b"\0" not in data, f"{what}: too long, or a NUL byte")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise FormatError(f"{what}: {e}") from e
+
+
+def fixed(layout, data, what):
+    need(len(data) == struct.calcsize(layout), f"{what}: {len(data)} bytes, {struct.calcsize(layout)} expected")
+    return struct.unpack(layout, data)
+
+
+# ---- numbers of matrices -------------------------------------------------------------------------------------
+
+def tile_bytes(type, cols):
+    return -(-cols // 32) * BLOCK_BYTES[type]
+
+
+def matrix_bytes(type, rows, cols):
+    return -(-rows // 8) * tile_bytes(type, cols)
+
+
+def scale_bytes(type, rows, cols):
+    return 4 * -(-rows // 128) * -(-cols // 128) if type == "f8" else 0
+
+
+def e4m3_table():
+    table = []
+    for code in range(256):
+        sign, exponent, mantissa = -1.0 if code & 0x80 else 1.0, code >> 3 & 15, code & 7
+        if exponent == 15 and mantissa == 7:
+            table.append(float("nan"))
+        elif exponent:
+            table.append(sign * (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+        else:
+            table.append(sign * mantissa / 8 * 2.0 ** -6)
+    return np.array(table, np.float32)
+
+
+E4M3 = e4m3_table()
+
+
+def elements(type, raw):
+    """The elements of a float type as f32; f8 without its scale."""
+    if type == "bf16":
+        return (raw.view("<u2").astype("<u4") << 16).view("<f4")
+    if type == "f8":
+        return E4M3[raw]
+    return raw.view({"f32": "<f4", "f16": "<f2"}[type]).astype(np.float32)
+
+
+def codes(type, codebook, raw):
+    """raw [..., bytes of 32 columns] -> [..., 32] integers as f32."""
+    if type == "i8":
+        return raw.view(np.int8).astype(np.float32)
+    table = np.array(CODEBOOKS[codebook], np.float32)
+    return np.concatenate([table[raw & 15], table[raw >> 4]], axis=-1)
+
+
+def dequantise_tiles(type, codebook, data, rows, cols, scales=None, stride=None):
+    """The tiles of a matrix (tile 0 at data[0], `stride` bytes apart) as f32 [rows, cols]."""
+    tiles, blocks, one = -(-rows // 8), -(-cols // 32), tile_bytes(type, cols)
+    stride = stride or one
+    raw = np.stack([np.frombuffer(data, np.uint8, one, t * stride) for t in range(tiles)]).reshape(tiles, blocks, -1)
+    with np.errstate(all="ignore"):
+        if type in ("i8", "c4"):
+            scale = np.ascontiguousarray(raw[:, :, :16]).view("<f2").astype(np.float32)
+            value = codes(type, codebook, raw[:, :, 16:].reshape(tiles, blocks, 8, -1)) * scale[..., None]
+        else:
+            value = elements(type, np.ascontiguousarray(raw)).reshape(tiles, blocks, 8, 32)
+        out = value.transpose(0, 2, 1, 3).reshape(tiles * 8, blocks * 32)[:rows, :cols]
+        if type == "f8":
+            table = np.frombuffer(scales, "<f4", scale_bytes(type, rows, cols) // 4).reshape(-(-rows // 128), -(-cols // 128))
+            out = out * table.repeat(128, 0)[:rows].repeat(128, 1)[:, :cols]
+    return out
+
+
+# ---- objects -------------------------------------------------------------------------------------------------
+
+class Matrix:
+    """One of the three matrices of an expert."""
+
+    def __init__(self, data):
+        self.type, self.codebook, _, self.rows, self.cols, self.offset, self.stride, self.scale_offset = \
+            fixed("<BB6sQQQQQ", data, "matrix of a bank")
+        need(self.type < 6 and self.codebook in CODEBOOKS, "matrix of a bank: unknown type")
+        self.type = TYPES[self.type]
+        need((self.type == "c4") == (self.codebook != 0), "matrix of a bank: codebook")
+
+
+class Object:
+    def __init__(self, payload, components):
+        found = unique_items(payload, range(1, 12), "object")
+        need({1, 2, 3, 5} <= found.keys(), "object: an item is missing")
+        self.name = text(found[1], 512, "object name")
+        need(self.name, "object: empty name")
+        where = f"object '{self.name}'"
+        component, = fixed("<I", found[2], where)
+        need(component < len(components), f"{where}: component")
+        self.component = components[component]
+        kind, type, self.codebook, flags = fixed("<BBBB", found[3], where)
+        need(kind < 4 and type < 7 and self.codebook in CODEBOOKS and flags < 4, f"{where}: unknown kind, type or flags")
+        self.kind, self.type, self.tiled, self.compressed = KINDS[kind], TYPES[type], bool(flags & 1), bool(flags & 2)
+        need((self.type == "c4") == (self.codebook != 0), f"{where}: codebook")
+        shape = found.get(4, b"")
+        need(len(shape) % 8 == 0 and len(shape) <= 64, f"{where}: shape")
+        self.shape = struct.unpack(f"<{len(shape) // 8}Q", shape)
+        self.bytes, self.raw_bytes = fixed("<QQ", found[5], where)
+        segments = found.get(6, b"")
+        need(len(segments) % 24 == 0 and len(segments) // 24 <= 4096, f"{where}: segments")
+        self.segments = [(p, o, n) for p, _, o, n in struct.iter_unpack("<IIQQ", segments)]
+        self.checksum = found.get(7)
+        self.checks = fixed("<IIQQ", found[8], where) if 8 in found else None
+        self.metadata = text(found[11], 16 << 20, where) if 11 in found else None
+        special = {"blob": {7}, "bank": {9}, "row table": {10}, "tensor": set()}[self.kind]
+        need({7, 9, 10} & found.keys() == special, f"{where}: items of another kind")
+        need(self.checks is None or self.checks[0] != 0xffffffff, f"{where}: checksum table")
+        if self.kind == "bank":
+            need(len(found[9]) == 160, f"{where}: bank item")
+            self.experts, self.stride = struct.unpack_from("<QQ", found[9])
+            self.matrices = [Matrix(found[9][16 + 48 * m:64 + 48 * m]) for m in range(3)]
+        if self.kind == "row table":
+            self.row_stride, self.row_scale_bytes = fixed("<QQ", found[10], where)
+        if self.kind == "blob":
+            need(len(self.checksum) == 16, f"{where}: checksum")
+        need(self.bytes == self.expected_bytes(where), f"{where}: stored bytes")
+
+    def expected_bytes(self, where):
+        need(self.kind == "blob" or (self.raw_bytes == self.bytes and not self.compressed), f"{where}: raw bytes")
+        need(self.kind == "tensor" or not self.tiled, f"{where}: only tensors are tiled")
+        return {"tensor": self.tensor_bytes, "bank": self.bank_bytes, "row table": self.row_table_bytes,
+                "blob": self.blob_bytes}[self.kind](where)
+
+    def tensor_bytes(self, where):
+        if not self.tiled:
+            need(self.type in ("f32", "f16", "bf16", "u8"), f"{where}: a plain tensor of this type")
+            n = ELEMENT_BYTES[self.type]
+            for d in self.shape:
+                n *= d
+            return n
+        need(len(self.shape) == 2 and min(self.shape) > 0 and self.type != "u8", f"{where}: shape")
+        tiles, scales = matrix_bytes(self.type, *self.shape), scale_bytes(self.type, *self.shape)
+        return up(tiles, 64) + scales if scales else tiles
+
+    def bank_bytes(self, where):
+        gate, upper, down = self.matrices
+        need(self.shape == (self.experts, gate.rows, gate.cols) and min(self.shape) > 0, f"{where}: shape")
+        need((gate.type, gate.codebook) == (self.type, self.codebook) == (upper.type, upper.codebook), f"{where}: types")
+        need((upper.rows, upper.cols) == (gate.rows, gate.cols) == (down.cols, down.rows), f"{where}: shapes of matrices")
+        g, u = tile_bytes(gate.type, gate.cols), matrix_bytes(gate.type, gate.rows, gate.cols)
+        need((gate.offset, gate.stride, upper.offset, upper.stride) == (0, 2 * g, g, 2 * g), f"{where}: gate and up")
+        need((down.offset, down.stride) == (2 * u, tile_bytes(down.type, down.cols)), f"{where}: down")
+        end = 2 * u + matrix_bytes(down.type, down.rows, down.cols)
+        for m in self.matrices:
+            scales = scale_bytes(m.type, m.rows, m.cols)
+            if scales:
+                end = up(end, 64)
+            need(m.scale_offset == (end if scales else 0), f"{where}: scale table")
+            end += scales
+        need(self.stride == up(end, BLOCK), f"{where}: expert stride")
+        return self.experts * self.stride
+
+    def row_table_bytes(self, where):
+        need(len(self.shape) == 2 and min(self.shape) > 0, f"{where}: shape")
+        rows, cols = self.shape
+        groups = -(-cols // 32)
+        scales = {"i8": 2 * groups, "c4": 2 * groups, "f8": 4 * -(-cols // 128)}.get(self.type, 0)
+        length = {"i8": 32 * groups, "c4": 16 * groups}.get(self.type) or cols * ELEMENT_BYTES[self.type]
+        need(self.row_stride and self.row_stride % 64 == 0 and self.row_scale_bytes >= scales and
+             self.row_scale_bytes + length <= self.row_stride, f"{where}: row stride")
+        if self.row_stride >= BLOCK:
+            return rows * self.row_stride
+        return -(-rows // (BLOCK // self.row_stride)) * BLOCK
+
+    def blob_bytes(self, where):
+        need(self.type == "u8" and self.shape == (self.raw_bytes,), f"{where}: a blob is u8 of one dimension")
+        need(max(self.bytes, self.raw_bytes) <= MAX_BLOB, f"{where}: too large")
+        need(self.bytes > 0 if self.compressed else self.bytes == self.raw_bytes, f"{where}: stored bytes")
+        return self.bytes
+
+    def ranges(self):
+        """(index, part, offset, length) of what has one checksum each."""
+        index = 0
+        for part, offset, length in self.segments:
+            unit = self.stride if self.kind == "bank" else CHUNK
+            for at in range(0, length, unit):
+                yield index, part, offset + at, min(unit, length - at)
+                index += 1
+
+
+# ---- the container -------------------------------------------------------------------------------------------
 
 class Container:
     def __init__(self, path):
-        self.path = path
-        self.files = [open(path, "rb")]
-        self.uuid, part0 = self._head(0)
-        slots = [s for s in (self._slot(4096), self._slot(8192)) if s]
-        check(slots, "no valid slot")
-        slot = max(slots, key=lambda s: s["generation"])
-        stored = self._read(0, slot["offset"], slot["stored"])
-        check(xxh128(stored) == slot["hash"], "directory checksum")
-        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=slot["raw"])
-        check(len(raw) == slot["raw"], "directory size")
-        self._directory(Cursor(raw), slot["generation"], part0)
+        self.path, self.files = path, []
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
 
-    def part_path(self, i): return self.path if i == 0 else f"{self.path}.part-{i:04d}"
+    def close(self):
+        for f in self.files:
+            f.close()
 
-    def _read(self, part, offset, n):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def part_path(self, number):
+        return f"{self.path}.part-{number:04d}" if number else self.path
+
+    def open_part(self, number):
+        try:
+            f = open(self.part_path(number), "rb")
+        except OSError as e:
+            raise FormatError(f"{self.part_path(number)}: {e.strerror}") from e
+        self.files.append(f)
+        head = f.read(BLOCK)
+        need(len(head) == BLOCK and head[:8] == b"NINFER\r\n", f"{f.name}: not a .ninfer container")
+        need(checksum(head[:4080]) == head[4080:], f"{f.name}: damaged head")
+        major, minor, stored, uuid, part_id = struct.unpack_from("<HHI16s16s", head, 8)
+        need(major == 1, f"{f.name}: version {major}.{minor}, written by {head[48:80].rstrip(bytes(1))}")
+        need(stored == number, f"{f.name}: is part {stored}")
+        return uuid, part_id
+
+    def read(self, part, offset, length):
         f = self.files[part]
         f.seek(offset)
-        data = f.read(n)
-        check(len(data) == n, f"{self.part_path(part)} is cut")
+        data = f.read(length)
+        need(len(data) == length, f"{f.name}: ends early")
         return data
 
-    def _head(self, part):
-        block = self._read(part, 0, 4096)
-        check(block[:8] == b"NINFER\r\n" and xxh128(block[:4080]) == block[4080:], f"head of part {part}")
-        check(struct.unpack_from("<HHI", block, 8)[0] == 1 and struct.unpack_from("<I", block, 12)[0] == part, "version or part number")
-        return block[16:32], block[32:48]
+    def slots(self, uuid):
+        for at in (4096, 8192):
+            block = self.read(0, at, BLOCK)
+            if block[:8] == b"NFSLOT\r\n" and checksum(block[:4080]) == block[4080:] and block[56:72] == uuid:
+                yield struct.unpack_from("<QQQQ16s", block, 8)
 
-    def _slot(self, at):
-        block = self._read(0, at, 4096)
-        if block[:8] != b"NFSLOT\r\n" or xxh128(block[:4080]) != block[4080:] or block[56:72] != self.uuid: return None
-        g, o, s, r = struct.unpack_from("<4Q", block, 8)
-        return dict(generation=g, offset=o, stored=s, raw=r, hash=block[40:56])
+    def open(self):
+        self.uuid, self.part_ids = None, []
+        uuid, part_id = self.open_part(0)
+        slots = sorted(self.slots(uuid))
+        need(slots, f"{self.path}: no valid slot")
+        self.generation, offset, stored, raw, digest = slots[-1]
+        need(max(stored, raw) <= MAX_DIRECTORY and offset % BLOCK == 0 and offset >= 12288, f"{self.path}: directory")
+        frame = self.read(0, offset, stored)
+        need(checksum(frame) == digest, f"{self.path}: the directory is damaged")
+        self.directory_at, self.directory_end = offset, offset + stored
+        self.directory = unzstd(frame, raw, "directory")
+        self.decode(self.directory)
+        need(self.uuid == uuid, f"{self.path}: the directory is of another model")
+        need(offset >= up(self.parts[0][1], BLOCK), f"{self.path}: the directory overlaps objects")
+        for number, (wanted, length) in enumerate(self.parts):
+            if number:
+                part_uuid, part_id = self.open_part(number)
+                need(part_uuid == uuid, f"{self.part_path(number)}: is of another model")
+            need(part_id == wanted, f"{self.part_path(number)}: is of another add-on")
+            need(os.fstat(self.files[number].fileno()).st_size >= length, f"{self.part_path(number)}: is cut short")
+        for o in self.objects.values():
+            if o.kind == "blob":
+                data = self.stored(o)
+                need(checksum(data) == o.checksum, f"blob '{o.name}' is damaged")
+                need(not o.compressed or content_size(data) == o.raw_bytes, f"blob '{o.name}' is not a frame")
 
-    def _directory(self, c, generation, part0):
-        check(c.int(4) == 1, "directory version")
-        c.int(4)
-        check(c.int(8) == generation, "generation")
-        check(c.bytes(16) == self.uuid, "set id")
-        n_parts, n_components, n_objects, n_meta = (c.int(4) for _ in range(4))
-        self.generation, self.parts = generation, [(c.bytes(16), c.int(8)) for _ in range(n_parts)]
-        for i in range(1, n_parts):
-            self.files.append(open(self.part_path(i), "rb"))
-            check(self._head(i) == (self.uuid, self.parts[i][0]), f"id of part {i}")
-        check(self.parts[0][0] == part0, "id of part 0")
-        components = [c.text(2) for _ in range(n_components)]
-        self.objects = {}
-        self.order = []
-        for _ in range(n_objects):
-            r = Cursor(c.bytes(c.int(4)))
-            o = dict(name=r.text(2), component=components[r.int(2)], kind=KINDS[r.int(1)], type=TYPES[r.int(1)], codebook=r.int(1))
-            flags, dims, segments = r.int(1), r.int(2), r.int(2)
-            o.update(tiled=bool(flags & 1), compressed=bool(flags & 2), shape=[r.int(8) for _ in range(dims)], bytes=r.int(8), raw_bytes=r.int(8))
-            o["segments"] = [(r.int(4), r.int(8), r.int(8)) for _ in range(segments)]
-            o.update(hash=r.bytes(16), table=r.int(4), first=r.int(8), count=r.int(8), experts=r.int(8), stride=r.int(8))
-            o["matrices"] = [dict(type=TYPES[r.int(1)], codebook=r.int(1), rows=r.int(8), cols=r.int(8), offset=r.int(8), tile_stride=r.int(8), scales=r.int(8)) for _ in range(3)]
-            o.update(row_stride=r.int(8), row_scales=r.int(8), metadata=r.text(4))
-            check(o["name"] not in self.objects, "duplicate name")
-            self.objects[o["name"]] = o
-            self.order.append(o)
-        self.meta = {c.text(2): c.text(4) for _ in range(n_meta)}
-
-    def data(self, name):
-        """Stored bytes of an object, decompressed for blobs."""
-        o = self.objects[name]
-        data = b"".join(self._read(p, a, n) for p, a, n in o["segments"])
-        check(len(data) == o["bytes"], "object size")
-        if o["kind"] == "blob":
-            check(xxh128(data) == o["hash"], f"checksum of {name}")
-            if o["compressed"]: data = zstandard.ZstdDecompressor().decompress(data, max_output_size=o["raw_bytes"])
-            check(len(data) == o["raw_bytes"], "blob size")
-        return data
-
-    def check_object(self, name):
-        o = self.objects[name]
-        if o["kind"] == "blob": return self.data(name)
-        table = self.data(self.order[o["table"]]["name"])
-        entries = [table[16 * i:16 * i + 16] for i in range(o["first"], o["first"] + o["count"])]
-        if o["kind"] == "bank":
-            data = self.data(name)
-            chunks = [data[i * o["stride"]:(i + 1) * o["stride"]] for i in range(o["experts"])]
-        else:
-            chunks = []
-            for p, a, n in o["segments"]:
-                chunks += [self._read(p, a + i, min(1 << 26, n - i)) for i in range(0, n, 1 << 26)]
-        check([xxh128(c) for c in chunks] == entries, f"checksums of {name}")
-
-    def check_padding(self):
-        for part, (_, length) in enumerate(self.parts):
-            at = 12288 if part == 0 else 4096
-            for a, n in sorted((a, n) for o in self.order for p, a, n in o["segments"] if p == part):
-                check(a >= at and a % 4096 == 0, "overlap or alignment")
-                check(not any(self._read(part, at, a - at)), "padding")
-                at = a + n
-            check(at == length, f"length of part {part}")
-
-    def tensor(self, name):
-        """An object as f32: [N, K], plain shape, or for a bank a list of (gate, up, down)."""
-        o, data = self.objects[name], self.data(name)
-        if o["kind"] == "bank":
-            out = []
-            for e in range(o["experts"]):
-                blob = data[e * o["stride"]:(e + 1) * o["stride"]]
-                out.append([matrix(blob, m["type"], m["codebook"], m["rows"], m["cols"], m["offset"], m["tile_stride"], m["scales"]) for m in o["matrices"]])
-            return out
-        if not o["tiled"]:
-            raw = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "u8": "u1"}[o["type"]]
-            x = np.frombuffer(data, raw)
-            if o["type"] == "bf16": x = (x.astype(np.uint32) << 16).view(np.float32)
-            return x.astype(np.float32).reshape(o["shape"])
-        n, k = o["shape"]
-        tile = (k + 31) // 32 * BLOCK_BYTES[o["type"]]
-        scales = ((n + 7) // 8 * tile + 63) // 64 * 64 if o["type"] == "f8" else 0
-        return matrix(data, o["type"], o["codebook"], n, k, 0, tile, scales)
-
-
-def e4m3(b):
-    b = b.astype(np.int32)
-    e, m = (b >> 3) & 15, b & 7
-    v = np.where(e == 0, m / 8 * 2.0 ** -6, (1 + m / 8) * 2.0 ** (e - 7.0))
-    return np.where(b & 128, -v, v).astype(np.float32)
-
-
-def matrix(data, kind, codebook, n, k, offset, tile_stride, scale_offset):
-    """Dequantises N x K from tiles (docs/arithmetic.md, "Tile layout")."""
-    groups, size = (k + 31) // 32, BLOCK_BYTES[kind]
-    rows = []
-    for t in range((n + 7) // 8):
-        tile = np.frombuffer(data, np.uint8, groups * size, offset + t * tile_stride).reshape(groups, size)
-        if kind in ("i8", "c4"):
-            scale = tile[:, :16].copy().view("<f2").astype(np.float32)  # [groups, 8]
-            if kind == "i8": q = tile[:, 16:].view(np.int8).reshape(groups, 8, 32).astype(np.float32)
+    def decode(self, data):
+        self.parts, self.components, self.metadata, self.retired, objects = [], [], {}, [], []
+        for key, payload in items(data, "directory"):
+            if key == 1:
+                need(self.uuid is None, "directory: two sets")
+                self.uuid, generation = fixed("<16sQ", payload, "set")
+                need(generation == self.generation, "directory: generation")
+            elif key == 2:
+                self.parts.append(fixed("<16sQ", payload, "part"))
+            elif key == 3:
+                found = unique_items(payload, [1], "component")
+                need(found.get(1) and (name := text(found[1], 512, "component")) not in self.components, "component: name")
+                self.components.append(name)
+            elif key == 4:
+                objects.append(payload)
+            elif key == 5:
+                found = unique_items(payload, [1, 2], "metadata")
+                need(found.get(1) and 2 in found, "metadata: key or value is missing")
+                name = text(found[1], 512, "metadata key")
+                need(name not in self.metadata, f"metadata '{name}' twice")
+                self.metadata[name] = text(found[2], 16 << 20, f"metadata '{name}'")
+            elif key == 6:
+                part, _, offset, length = fixed("<IIQQ", payload, "retired segment")
+                self.retired.append((part, offset, length))
             else:
-                nibbles = tile[:, 16:].reshape(groups, 8, 16)
-                q = CODEBOOKS[codebook][np.concatenate((nibbles & 15, nibbles >> 4), 2)].astype(np.float32)
-            block = q * scale[:, :, None]
-        elif kind == "f8": block = e4m3(tile).reshape(groups, 8, 32)
-        elif kind == "bf16": block = (tile.copy().view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(groups, 8, 32)
-        else: block = tile.copy().view({"f32": "<f4", "f16": "<f2"}[kind]).astype(np.float32).reshape(groups, 8, 32)
-        rows.append(block.transpose(1, 0, 2).reshape(8, groups * 32))
-    w = np.concatenate(rows)[:n, :k]
-    if kind == "f8":
-        s = np.frombuffer(data, "<f4", ((n + 127) // 128) * ((k + 127) // 128), scale_offset).reshape((n + 127) // 128, -1)
-        w = w * np.repeat(np.repeat(s, 128, 0), 128, 1)[:n, :k]
-    return w
+                unknown(key, "directory")
+        need(self.uuid is not None and 1 <= len(self.parts) <= 4096, "directory: set or parts")
+        for number, (_, length) in enumerate(self.parts):
+            need((4096 if number else 12288) <= length <= 1 << 46, f"part {number}: length")
+        self.list = [Object(o, self.components) for o in objects]
+        self.objects = {o.name: o for o in self.list}
+        need(len(self.objects) == len(self.list), "directory: two objects of one name")
+        self.check_placement()
+
+    def check_placement(self):
+        everything = [(s, "retired") for s in self.retired]
+        for o in self.list:
+            unit = o.stride if o.kind == "bank" else BLOCK
+            need(sum(n for _, _, n in o.segments) == o.bytes, f"'{o.name}': segments do not add up")
+            need([p for p, _, _ in o.segments] == sorted({p for p, _, _ in o.segments}), f"'{o.name}': order of parts")
+            need(all(n % unit == 0 for _, _, n in (o.segments if o.kind == "bank" else o.segments[:-1])), f"'{o.name}': cut")
+            need(o.kind != "bank" or o.segments[0][1] % (2 << 20) == 0, f"'{o.name}': bank alignment")
+            everything += [(s, o.name) for s in o.segments]
+            count = len(list(o.ranges())) if o.kind != "blob" else 0
+            if not count:
+                need(o.checks is None, f"'{o.name}': has a checksum table")
+                continue
+            need(o.checks is not None and o.checks[0] < len(self.list) and o.checks[3] == count, f"'{o.name}': checksum table")
+            table = self.list[o.checks[0]]
+            need(table.kind == "blob" and (o.checks[2] + count) * 16 <= table.raw_bytes, f"'{o.name}': checksum table")
+        everything.sort()
+        for (part, offset, length), name in everything:
+            need(part < len(self.parts) and length > 0 and offset % BLOCK == 0, f"'{name}': segment")
+            need(offset >= (4096 if part else 12288) and offset + length <= self.parts[part][1], f"'{name}': segment")
+        for (a, x), (b, y) in zip(everything, everything[1:]):
+            need(a[0] != b[0] or a[1] + a[2] <= b[1], f"'{x}' and '{y}' overlap")
+        self.everything = [s for s, _ in everything]
+
+    # ---- contents --------------------------------------------------------------------------------------------
+
+    def stored(self, o):
+        return b"".join(self.read(*s) for s in o.segments)
+
+    def blob(self, name):
+        o = self.objects[name]
+        data = self.stored(o)
+        return unzstd(data, o.raw_bytes, f"blob '{name}'") if o.compressed else data
+
+    def matrix(self, name):
+        """A tensor as f32."""
+        o, data = self.objects[name], self.stored(self.objects[name])
+        if not o.tiled:
+            return elements(o.type, np.frombuffer(data, np.uint8)).reshape(o.shape)
+        return dequantise_tiles(o.type, o.codebook, data, *o.shape, data[up(matrix_bytes(o.type, *o.shape), 64):])
+
+    def expert(self, name, e, m):
+        """Matrix m (0 gate, 1 up, 2 down) of expert e as f32."""
+        o = self.objects[name]
+        blob, x = self.stored(o)[e * o.stride:(e + 1) * o.stride], o.matrices[m]
+        return dequantise_tiles(x.type, x.codebook, blob[x.offset:], x.rows, x.cols, blob[x.scale_offset:], x.stride)
+
+    def row(self, name, r):
+        """A row of a row table as f32."""
+        o, data = self.objects[name], self.stored(self.objects[name])
+        if o.row_stride >= BLOCK:
+            at = r * o.row_stride
+        else:
+            per_block = BLOCK // o.row_stride
+            at = r // per_block * BLOCK + r % per_block * o.row_stride
+        raw = np.frombuffer(data[at:at + o.row_stride], np.uint8)
+        scales, body, cols = raw[:o.row_scale_bytes], raw[o.row_scale_bytes:], o.shape[1]
+        if o.type in ("i8", "c4"):
+            groups, width = -(-cols // 32), 32 if o.type == "i8" else 16
+            scale = np.ascontiguousarray(scales[:2 * groups]).view("<f2").astype(np.float32)
+            value = codes(o.type, o.codebook, body[:groups * width].reshape(groups, width))
+            return (value * scale[:, None]).reshape(-1)[:cols]
+        if o.type == "u8":
+            return body[:cols].astype(np.float32)
+        value = elements(o.type, np.ascontiguousarray(body[:cols * ELEMENT_BYTES[o.type]]))
+        if o.type == "f8":
+            value = value * np.ascontiguousarray(scales[:4 * -(-cols // 128)]).view("<f4").repeat(128)[:cols]
+        return value
+
+    # ---- verification ----------------------------------------------------------------------------------------
+
+    def padding(self):
+        """(part, from, to) of all bytes that must be zero."""
+        for part, (_, length) in enumerate(self.parts):
+            at = 4096 if part else 12288
+            for _, offset, n in (s for s in self.everything if s[0] == part):
+                yield part, at, offset
+                at = offset + n
+            yield part, at, up(length, BLOCK)
+        yield 0, self.directory_end, up(self.directory_end, BLOCK)
+
+    def verify(self):
+        """The list of what is wrong."""
+        wrong = []
+        for o in self.list:
+            if o.kind == "blob":
+                continue
+            table = self.blob(self.list[o.checks[0]].name) if o.checks else b""
+            for index, part, offset, length in o.ranges():
+                at = 16 * (o.checks[2] + index)
+                if checksum(self.read(part, offset, length)) != table[at:at + 16]:
+                    wrong.append(f"'{o.name}' {index}")
+        for part, begin, end in self.padding():
+            end = min(end, os.fstat(self.files[part].fileno()).st_size)
+            if end > begin and any(self.read(part, begin, end - begin)):
+                wrong.append(f"padding of part {part} at {begin}")
+        return wrong

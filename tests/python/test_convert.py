@@ -60,8 +60,15 @@ def test_source_dtypes(dtype, tmp_path):
     run("ninfer-convert", tmp_path / "src", tmp_path / "m.ninfer", "--type", "f32")
     w = reference_numpy.load(str(tmp_path / "src")) if dtype == "BF16" else None
     c = Container(str(tmp_path / "m.ninfer"))
-    if w: assert (c.tensor("layers.1.self_attn.q_proj") == w["model.layers.1.self_attn.q_proj.weight"]).all()
-    assert c.meta["tokenizer.special_tokens"] == '{"eos_token":"<|end|>"}'
+    if w: assert (c.matrix("layers.1.self_attn.q_proj") == w["model.layers.1.self_attn.q_proj.weight"]).all()
+    assert c.metadata["tokenizer.special_tokens"] == '{"eos_token":"<|end|>"}'
+
+
+def test_templates_see_the_special_tokens(tmp_path):
+    mk.write(tmp_path / "src")
+    (tmp_path / "src/chat_template.jinja").write_text("{{ eos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    run("ninfer-convert", tmp_path / "src", tmp_path / "m.ninfer")
+    assert json.loads(run("ninfer", tmp_path / "m.ninfer", "--chat", "-p", "ab", "--tokenize")[0]) == [299, 97, 98]
 
 
 def test_multimodal_checkpoints_give_their_text_part(tmp_path):

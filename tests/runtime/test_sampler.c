@@ -1,4 +1,5 @@
-/* The sampler against plain definitions: filters keep exactly the right tokens, samples follow the distribution, penalties, noise. */
+/* The sampler against plain definitions: filters keep exactly the right tokens, samples follow the
+ * distribution, penalties, noise. */
 #include "tests/support/support.h"
 
 #include "runtime/session_internal.h"
@@ -84,7 +85,8 @@ static void test_filters(void **state) {
     }
 }
 
-/* Frequencies of 40,000 samples against the probabilities (chi-squared, 7 degrees of freedom: 30 has p < 1e-4). */
+/* Frequencies of 40,000 samples against the probabilities (chi-squared, 7 degrees of freedom: 30 has p <
+ * 1e-4). */
 static void test_distribution(void **state) {
     (void)state;
     const float logits[8] = {0, 1, 2, 0.5f, -1, 1.5f, -3, 0};
@@ -168,8 +170,9 @@ static void test_errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greedy), cmocka_unit_test(test_filters), cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_noise_depends_on_seed_and_position_alone), cmocka_unit_test(test_penalties), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_greedy),       cmocka_unit_test(test_filters),
+        cmocka_unit_test(test_distribution), cmocka_unit_test(test_noise_depends_on_seed_and_position_alone),
+        cmocka_unit_test(test_penalties),    cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* Sessions on the embedded model: router decisions against the golden ones, reuse of a conversation, limits, cancelling, damaged weights. */
+/* Sessions on the embedded model: router decisions against the golden ones, reuse of a conversation, limits,
+ * cancelling, damaged weights. */
 #include "tests/support/support.h"
 
 #include "converter/convert.h"
@@ -41,7 +42,9 @@ static int32_t *golden_ids(const char *name, const char *what, size_t *n) {
     return ids;
 }
 
-/* ---- router ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- router
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct routes {
     const int32_t *ids;
@@ -49,7 +52,8 @@ typedef struct routes {
     uint32_t n_tokens, seen, close;
 } routes;
 
-static void on_route(void *user, uint32_t layer, uint32_t position, const int32_t *ids, const float *weights, float gap) {
+static void on_route(void *user, uint32_t layer, uint32_t position, const int32_t *ids, const float *weights,
+                     float gap) {
     routes *r = user;
     size_t at = (size_t)layer * r->n_tokens + position;
     float want = r->gaps[at];
@@ -76,7 +80,8 @@ static void test_router_choices(void **state) {
     memcpy(ids + n_prompt, answer, n_answer * sizeof *ids);
     routes r = {.ids = (const int32_t *)nf_safetensors_find(golden, "chat.expert_ids")->data,
                 .weights = (const float *)nf_safetensors_find(golden, "chat.expert_weights")->data,
-                .gaps = (const float *)nf_safetensors_find(golden, "chat.expert_gaps")->data, .n_tokens = (uint32_t)(n_prompt + n_answer)};
+                .gaps = (const float *)nf_safetensors_find(golden, "chat.expert_gaps")->data,
+                .n_tokens = (uint32_t)(n_prompt + n_answer)};
     static const char *const types[] = {"f32", "bf16"};
     for (int t = 0; t < 2; t++) {
         nf_model *m = open_model(types[t]);
@@ -93,7 +98,9 @@ static void test_router_choices(void **state) {
     nf_safetensors_close(golden);
 }
 
-/* ---- reuse ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- reuse
+ * -------------------------------------------------------------------------------------------------------------------------
+ */
 
 static nf_generation generate(nf_session *s, const int32_t *ids, size_t n, uint32_t max) {
     nf_error err = {0};
@@ -111,7 +118,8 @@ static void expect_same(const nf_generation *a, const nf_generation *b) {
     assert_string_equal(a->text, b->text);
 }
 
-/* A second turn, a regenerated answer, an edited message: each gives the bytes of a cold run and computes only what it must. */
+/* A second turn, a regenerated answer, an edited message: each gives the bytes of a cold run and computes
+ * only what it must. */
 static void test_a_conversation_is_reused(void **state) {
     (void)state;
     nf_model *m = open_model("c4");
@@ -125,7 +133,8 @@ static void test_a_conversation_is_reused(void **state) {
     memcpy(turn, ids, n * sizeof *turn);
     memcpy(turn + n, first.ids, 20 * sizeof *turn);
     memcpy(turn + n + 20, more, n_more * sizeof *turn);
-    nf_generation second = generate(warm, turn, n + 20 + n_more, 16), fresh = generate(cold, turn, n + 20 + n_more, 16);
+    nf_generation second = generate(warm, turn, n + 20 + n_more, 16),
+                  fresh = generate(cold, turn, n + 20 + n_more, 16);
     assert_true(second.reused_tokens >= n + 19);
     expect_same(&second, &fresh);
     nf_generation_free(&fresh);
@@ -140,13 +149,16 @@ static void test_a_conversation_is_reused(void **state) {
     fresh = generate(cold, turn, n + 20 + n_more, 16);
     assert_true(edited.reused_tokens >= n && edited.reused_tokens <= n + 22);
     expect_same(&edited, &fresh);
-    nf_generation_free(&first), nf_generation_free(&second), nf_generation_free(&again), nf_generation_free(&edited), nf_generation_free(&fresh);
+    nf_generation_free(&first), nf_generation_free(&second), nf_generation_free(&again),
+        nf_generation_free(&edited), nf_generation_free(&fresh);
     free(ids), free(more), free(turn);
     nf_session_free(warm), nf_session_free(cold);
     nf_model_free(m);
 }
 
-/* ---- limits and errors ------------------------------------------------------------------------------------------------------------- */
+/* ---- limits and errors
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 static void test_limits(void **state) {
     (void)state;
@@ -293,8 +305,12 @@ static void test_stop_strings(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_router_choices), cmocka_unit_test(test_a_conversation_is_reused), cmocka_unit_test(test_limits), cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_damaged_weights_fail_the_step), cmocka_unit_test(test_stop_strings),
+        cmocka_unit_test(test_router_choices),
+        cmocka_unit_test(test_a_conversation_is_reused),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_damaged_weights_fail_the_step),
+        cmocka_unit_test(test_stop_strings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,4 +57,6 @@ uint64_t next_random(uint64_t *state) {
     return *state * 0x2545F4914F6CDD1Dull;
 }
 
-float next_float(uint64_t *state) { return (float)((double)(next_random(state) >> 11) * 0x1p-52 - 1.0); }
+float next_float(uint64_t *state) {
+    return (float)((double)(next_random(state) >> 11) * 0x1p-52 - 1.0);
+}

@@ -22,7 +22,8 @@ const char *temp_dir(void);
 /* A path in temp_dir(); valid until the program ends. */
 const char *temp_path(const char *name);
 
-/* The embedded model converted to `type` ("c4", "i8", "bf16", "f32"), made once per program; the path lives until exit. */
+/* The embedded model converted to `type` ("c4", "i8", "bf16", "f32"), made once per program; the path lives
+ * until exit. */
 const char *converted(const char *type);
 
 /* Deterministic pseudo-random numbers. */

@@ -1,6 +1,7 @@
 /*
  * Renders for differential tests: template_tool IN.json OUT.json
- * IN: [{"template": "...", "vars": {...}}, ...]; OUT: [{"text": "..."} or {"error": "...", "status": "..."}, ...]
+ * IN: [{"template": "...", "vars": {...}}, ...]; OUT: [{"text": "..."} or {"error": "...", "status": "..."},
+ * ...]
  */
 #include "base/io.h"
 #include "runtime/template.h"
@@ -19,8 +20,12 @@ int main(int argc, char **argv) {
         nf_buf text = {0};
         nf_status status = nf_template_parse(json_string_value(source), json_string_length(source), &t, &err);
         if (!status) status = nf_template_render(t, json_object_get(item, "vars"), &text, &err);
-        if (status) json_array_append_new(out, json_pack("{s:s, s:s}", "error", err.message, "status", nf_status_name(status)));
-        else json_array_append_new(out, json_pack("{s:s#}", "text", text.data ? text.data : "", (int)text.len));
+        if (status)
+            json_array_append_new(
+                out, json_pack("{s:s, s:s}", "error", err.message, "status", nf_status_name(status)));
+        else
+            json_array_append_new(out,
+                                  json_pack("{s:s#}", "text", text.data ? text.data : "", (int)text.len));
         nf_buf_free(&text);
         nf_template_free(t);
     }
