@@ -97,9 +97,7 @@ static nf_status read_tokenizer_config(const char *dir, checkpoint_texts *t, nf_
     return status;
 }
 
-/* ---- preparation
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- preparation ---- */
 
 static nf_status open_checkpoint(nf_conversion *c, const checkpoint_texts *t, nf_error *err) {
     nf_buf name = {0};
@@ -251,9 +249,7 @@ static nf_status store_metadata(nf_conversion *c, const checkpoint_texts *t, con
     return status;
 }
 
-/* ---- the conversion
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- the conversion ---- */
 
 static nf_status write_all(nf_conversion *c, const checkpoint_texts *t, const nf_buf *special,
                            const char *out_path, nf_error *err) {

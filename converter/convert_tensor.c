@@ -13,9 +13,7 @@
      << 20) /* of the checkpoint's mapped pages, about; giving them back costs every thread an interrupt */
 #define SLAB_TILES 256 /* tiles of a dense matrix that are converted before they are written */
 
-/* ---- recipe
- * ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- recipe ---- */
 
 nf_format nf_recipe_format(nf_format type, nf_role role) {
     switch (role) {
@@ -60,9 +58,7 @@ nf_status nf_recipe_object(const nf_convert_options *options, const nf_tensor_sp
     return out->bytes ? NF_OK : nf_fail(err, NF_ERR_LIMIT, "tensor '%s' is too large", spec->name);
 }
 
-/* ---- progress
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- progress ---- */
 
 void nf_conversion_note(const nf_conversion *c, const char *line) {
     if (c->options->note) c->options->note(c->options->note_user, line);
@@ -110,9 +106,7 @@ static bool stopped(first_error *f) {
     return stop;
 }
 
-/* ---- one matrix
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- one matrix ---- */
 
 /* Converts tile t of a source matrix to `out`; rows: scratch [8, cols]. */
 static nf_status convert_tile(const nf_source *s, nf_format format, uint64_t t, const float *block_scales,
@@ -127,9 +121,7 @@ static nf_status convert_tile(const nf_source *s, nf_format format, uint64_t t, 
                   : NF_OK;
 }
 
-/* ---- banks
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- banks ---- */
 
 static nf_status convert_expert(nf_conversion *c, const nf_tensor_spec *spec, const nf_object *bank,
                                 uint64_t e, float *rows, uint8_t *blob, uint64_t *bytes, nf_error *err) {

@@ -25,7 +25,7 @@ bool nf_directory_text_valid(const char *text, size_t n) {
     return true;
 }
 
-/* ---- objects ----------------------------------------------------------------------------------------- */
+/* ---- objects ---- */
 
 static bool format_ok(nf_format f) {
     return nf_type_get(f.type) && (f.type == NF_TYPE_C4) == (f.codebook != NF_CODEBOOK_NONE) &&
@@ -95,7 +95,7 @@ static bool object_ok(const nf_object *o) {
     return false;
 }
 
-/* ---- segments ---------------------------------------------------------------------------------------- */
+/* ---- segments ---- */
 
 static bool segment_ok(const nf_directory *d, const nf_segment *s) {
     if (s->part >= d->n_parts || s->offset % NF_BLOCK || !s->length) return false;
@@ -157,7 +157,7 @@ static nf_status check_overlaps(const nf_directory *d, const char *path, nf_erro
     return status;
 }
 
-/* ---- names ------------------------------------------------------------------------------------------- */
+/* ---- names ---- */
 
 static int compare_text(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
@@ -190,7 +190,7 @@ static nf_status check_names(const nf_directory *d, const char *path, nf_error *
     return check_unique(names, d->n_components, "component", path, err);
 }
 
-/* ---- everything -------------------------------------------------------------------------------------- */
+/* ---- everything ---- */
 
 static bool checks_ok(const nf_directory *d, const nf_entry *e) {
     uint64_t needed = nf_checks_needed(&e->pub), end;

@@ -36,7 +36,7 @@ enum meta_key { META_KEY = 1, META_VALUE };
 #define MATRIX_BYTES 48
 #define BANK_BYTES (16 + 3 * MATRIX_BYTES)
 
-/* ---- encoding ---------------------------------------------------------------------------------------- */
+/* ---- encoding ---- */
 
 /* Appends; remembers the first failure, so that callers check once. */
 typedef struct encoder {
@@ -189,7 +189,7 @@ nf_status nf_directory_encode(const nf_directory *d, nf_buf *out, nf_error *err)
     return e.status;
 }
 
-/* ---- decoding ---------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 /* What is left of a list of items, or of a payload. */
 typedef struct span {
@@ -568,7 +568,7 @@ void nf_directory_free(nf_directory *d) {
     *d = (nf_directory){0};
 }
 
-/* ---- changes ----------------------------------------------------------------------------------------- */
+/* ---- changes ---- */
 
 nf_status nf_directory_component(nf_directory *d, const char *name, uint32_t *out, nf_error *err) {
     size_t length = name ? strlen(name) : 0;

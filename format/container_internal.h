@@ -76,7 +76,7 @@ typedef struct nf_directory {
     size_t n_retired, retired_cap;
 } nf_directory;
 
-/* ---- heads and slots (container_head.c) -------------------------------------------------------------- */
+/* ---- heads and slots (container_head.c) ---- */
 
 void nf_head_encode(const nf_head *head, uint8_t block[NF_BLOCK]);
 /* Checks magic, checksum and version; `path` is for messages. */
@@ -95,7 +95,7 @@ XXH128_canonical_t nf_hash(const void *bytes, size_t n);
 bool nf_hash_equal(const XXH128_canonical_t *a, const XXH128_canonical_t *b);
 uint64_t nf_block_up(uint64_t n); /* to a multiple of 4096; n is far below 2^64 */
 
-/* ---- directory (container_directory.c, container_check.c) -------------------------------------------- */
+/* ---- directory (container_directory.c, container_check.c) ---- */
 
 nf_status nf_directory_encode(const nf_directory *d, nf_buf *out, nf_error *err);
 /* Decodes and validates all that can be checked without the parts' bytes. Free with nf_directory_free. */
@@ -118,7 +118,7 @@ typedef struct nf_placed {
 } nf_placed;
 nf_status nf_directory_placed(const nf_directory *d, nf_placed **out, size_t *n, nf_error *err);
 
-/* ---- layout (container_layout.c) --------------------------------------------------------------------- */
+/* ---- layout (container_layout.c) ---- */
 
 /* Number of checksums that an object has: experts of a bank, chunks of its segments, none for blobs. */
 uint64_t nf_checks_needed(const nf_object *object);
@@ -129,7 +129,7 @@ typedef struct nf_place {
 } nf_place;
 nf_place nf_locate(const nf_object *object, uint64_t offset);
 
-/* ---- reader (container_read.c, container_map.c) ------------------------------------------------------ */
+/* ---- reader (container_read.c, container_map.c) ---- */
 
 typedef struct nf_open_part {
     char *path;
@@ -180,7 +180,7 @@ bool nf_next_range(const nf_object *object, nf_range_cursor *at, nf_check_range 
 nf_status nf_check_range_bytes(nf_container *c, const nf_entry *e, const nf_check_range *range,
                                nf_error *err);
 
-/* ---- file operations (container_parts.c) ------------------------------------------------------------- */
+/* ---- file operations (container_parts.c) ---- */
 
 /* Everything that changes files goes through this table, so that a test can record or break it. Semantics of
  * the POSIX calls of the same names (-1 and errno); pwrite may write less. */

@@ -66,7 +66,7 @@ nf_status nf_bank_layout(nf_object *bank, nf_error *err) {
     return NF_OK;
 }
 
-/* ---- row tables -------------------------------------------------------------------------------------- */
+/* ---- row tables ---- */
 
 /* Rows of `stride`, as many in each 4096 bytes as fit whole; longer rows lie one behind the other. 0 on
  * overflow. */
@@ -128,7 +128,7 @@ nf_status nf_row_table_layout(nf_object *table, nf_error *err) {
     return NF_OK;
 }
 
-/* ---- checksums and segments -------------------------------------------------------------------------- */
+/* ---- checksums and segments ---- */
 
 uint64_t nf_checks_needed(const nf_object *o) {
     if (o->kind == NF_OBJECT_BLOB) return 0; /* the directory holds a blob's checksum */

@@ -19,7 +19,7 @@ static const nf_entry *entry_of(const nf_object *o) {
     return (const nf_entry *)(const void *)o;
 }
 
-/* ---- mapping ----------------------------------------------------------------------------------------- */
+/* ---- mapping ---- */
 
 /* One address range for all segments: reserved first, then each segment is mapped over its place. Segments
  * but the last are multiples of 4096 long, so each begins on a page; the file offsets' larger alignment does
@@ -57,7 +57,7 @@ nf_status nf_container_map(nf_container *c, const nf_object *object, const uint8
     return status;
 }
 
-/* ---- blobs ------------------------------------------------------------------------------------------- */
+/* ---- blobs ---- */
 
 /* The file a blob begins in, for messages. */
 static const char *blob_path(const nf_container *c, const nf_object *o) {
@@ -147,7 +147,7 @@ nf_status nf_container_read_blob(nf_container *c, const nf_object *object, nf_bu
     return status;
 }
 
-/* ---- checksums --------------------------------------------------------------------------------------- */
+/* ---- checksums ---- */
 
 const XXH128_canonical_t *nf_stored_check(nf_container *c, const nf_entry *e, uint64_t i, nf_error *err) {
     if (e->checks_object == NF_NO_CHECKS || i >= e->checks_count) {

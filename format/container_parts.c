@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- file operations --------------------------------------------------------------------------------- */
+/* ---- file operations ---- */
 
 static int posix_open(const char *path, int flags, mode_t mode) {
     return open(path, flags, mode);
@@ -50,7 +50,7 @@ const char *nf_part_name(const nf_part_file *p) {
     return p->temp ? p->temp : p->final;
 }
 
-/* ---- new parts --------------------------------------------------------------------------------------- */
+/* ---- new parts ---- */
 
 /* The temporary part 0 is the lock of a new container: it is locked before it is emptied. */
 static nf_status lock_first_part(const nf_writer *w, nf_part_file *p, nf_error *err) {
@@ -99,7 +99,7 @@ nf_status nf_writer_new_part(nf_writer *w, nf_error *err) {
     return nf_write_full(p->fd, block, NF_BLOCK, 0, p->temp, err);
 }
 
-/* ---- leftovers --------------------------------------------------------------------------------------- */
+/* ---- leftovers ---- */
 
 /* Number of "BASE.WHAT-NNNN", or -1. */
 static int number_of(const char *name, const char *base, const char *what) {

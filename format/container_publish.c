@@ -14,7 +14,7 @@
 
 #define DIRECTORY_LEVEL 9 /* of zstd */
 
-/* ---- the directory's content ------------------------------------------------------------------------- */
+/* ---- the directory's content ---- */
 
 static nf_status check_complete(const nf_writer *w, nf_error *err) {
     if (atomic_load(&w->failed))
@@ -66,7 +66,7 @@ static nf_status add_checksum_blob(nf_writer *w, nf_error *err) {
     return status;
 }
 
-/* ---- files ------------------------------------------------------------------------------------------- */
+/* ---- files ---- */
 
 /* Exact file lengths, everything on disk, final names; part 0 of a new container keeps its temporary name. */
 static nf_status publish_parts(nf_writer *w, nf_error *err) {
@@ -165,7 +165,7 @@ static nf_status publish_name(nf_writer *w, nf_error *err) {
     return NF_OK;
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------- */
+/* ---- the end ---- */
 
 static void free_state(nf_object_state *s) {
     free(s->checks);

@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <zstd.h>
 
-/* ---- parts ------------------------------------------------------------------------------------------- */
+/* ---- parts ---- */
 
 /* Opens part `number` and reads its head. c->parts must have room. */
 static nf_status open_part(nf_container *c, size_t number, nf_head *head, nf_error *err) {
@@ -80,7 +80,7 @@ static nf_status check_parts(nf_container *c, nf_problem_fn problem, void *user,
     return NF_OK;
 }
 
-/* ---- directory --------------------------------------------------------------------------------------- */
+/* ---- directory ---- */
 
 static nf_status read_slots(nf_container *c, const nf_id *uuid, nf_error *err) {
     const nf_open_part *p = &c->parts[0];
@@ -143,7 +143,7 @@ static nf_status load_directory(nf_container *c, const nf_slot *slot, const nf_i
     return NF_OK;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------------- */
+/* ---- open and close ---- */
 
 static int compare_by_name(const void *a, const void *b, void *dir) {
     const nf_directory *d = dir;
@@ -229,7 +229,7 @@ void nf_container_close(nf_container *c) {
     free(c);
 }
 
-/* ---- what it holds ----------------------------------------------------------------------------------- */
+/* ---- what it holds ---- */
 
 const char *nf_container_path(const nf_container *c) {
     return c->path;
@@ -262,8 +262,7 @@ void nf_container_part(const nf_container *c, size_t i, const char **path, uint6
 
 uint64_t nf_container_file_bytes(const nf_container *c) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < c->n_open; i++)
-        sum += c->parts[i].file_bytes;
+    for (size_t i = 0; i < c->n_open; i++) sum += c->parts[i].file_bytes;
     return sum;
 }
 

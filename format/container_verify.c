@@ -45,7 +45,7 @@ static void report_problem(void *job, const nf_error *what) {
     report(job, NF_FINDING_ERROR, what);
 }
 
-/* ---- what there is to check -------------------------------------------------------------------------- */
+/* ---- what there is to check ---- */
 
 static nf_status add_item(verify_job *job, verify_item item, nf_error *err) {
     /* Parts that cannot be used were reported when they were opened. */
@@ -157,7 +157,7 @@ static void report_layout(verify_job *job) {
     report(job, NF_FINDING_NOTE, &what);
 }
 
-/* ---- checking ---------------------------------------------------------------------------------------- */
+/* ---- checking ---- */
 
 static nf_status check_zero(const nf_container *c, const nf_check_range *r, nf_error *err) {
     static const uint8_t zero[65536];

@@ -15,7 +15,7 @@
 
 #define BLOB_LEVEL 12 /* of zstd: blobs are small and written once */
 
-/* ---- a new container --------------------------------------------------------------------------------- */
+/* ---- a new container ---- */
 
 static nf_writer *new_writer(const char *path, const nf_writer_options *options, nf_error *err) {
     nf_writer *w = nf_calloc(1, sizeof *w, "a container writer", err);
@@ -68,7 +68,7 @@ nf_status nf_writer_create(const char *path, const nf_writer_options *options, n
     return NF_OK;
 }
 
-/* ---- add-ons ----------------------------------------------------------------------------------------- */
+/* ---- add-ons ---- */
 
 /* Takes over the directory of the container as it is, under the lock. */
 static nf_status adopt(nf_writer *w, nf_error *err) {
@@ -167,7 +167,7 @@ nf_status nf_writer_retire(nf_writer *w, size_t i, nf_error *err) {
     return NF_OK;
 }
 
-/* ---- placing objects --------------------------------------------------------------------------------- */
+/* ---- placing objects ---- */
 
 static nf_status add_segment(nf_entry *e, size_t *cap, nf_segment segment, nf_error *err) {
     size_t n = e->pub.n_segments;
@@ -222,7 +222,7 @@ static nf_status place(nf_writer *w, nf_entry *e, nf_error *err) {
     return NF_OK;
 }
 
-/* ---- adding objects ---------------------------------------------------------------------------------- */
+/* ---- adding objects ---- */
 
 static nf_status prepare_state(const nf_object *o, nf_object_state *s, nf_error *err) {
     s->n_checks = nf_checks_needed(o);
@@ -342,7 +342,7 @@ nf_status nf_writer_add(nf_writer *w, const nf_object *object, size_t *handle, n
     return outcome(w, status ? status : add_object(w, object, handle, err));
 }
 
-/* ---- writing bytes ----------------------------------------------------------------------------------- */
+/* ---- writing bytes ---- */
 
 static nf_status write_at(const nf_writer *w, const nf_object *o, uint64_t offset, const void *bytes,
                           uint64_t n, nf_error *err) {

@@ -54,9 +54,7 @@ size_t nf_st_dtype_size(nf_st_dtype dtype) {
     return (unsigned)dtype < NF_ST_DTYPE_COUNT ? dtypes[dtype].size : 0;
 }
 
-/* ---- one file
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- one file ---- */
 
 static nf_status map_file(nf_safetensors *st, const char *path, mapping **out, nf_error *err) {
     nf_status status = nf_grow((void **)&st->files, &st->files_cap, st->n_files + 1, sizeof *st->files, err);
@@ -370,9 +368,7 @@ const nf_st_tensor *nf_safetensors_find(const nf_safetensors *st, const char *na
     return st->n_tensors ? bsearch(&key, st->tensors, st->n_tensors, sizeof key, compare_names) : NULL;
 }
 
-/* ---- values
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- values ---- */
 
 static float e5m2_to_f32(uint8_t b) {
     return nf_f16_to_f32((uint16_t)(b << 8));

@@ -43,9 +43,7 @@ const char *nf_codebook_name(nf_codebook codebook) {
     return codebook == NF_CODEBOOK_LINEAR ? "linear" : codebook == NF_CODEBOOK_NL ? "nl" : "none";
 }
 
-/* ---- geometry
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- geometry ---- */
 
 static uint64_t divide_up(uint64_t n, uint64_t by) {
     return n / by + (n % by != 0);

@@ -129,9 +129,7 @@ nf_status nf_cache_lookup(const char *source, nf_format type, nf_buf *path, bool
     return status;
 }
 
-/* ---- conversion
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- conversion ---- */
 
 __attribute__((format(printf, 2, 3))) static void note(const nf_convert_options *o, const char *format, ...) {
     char line[1024];

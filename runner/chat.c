@@ -30,9 +30,7 @@ void nf_chat_free(nf_chat *chat) {
     json_decref(chat->messages);
 }
 
-/* ---- the prompt
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- the prompt ---- */
 
 static nf_status append_message(nf_chat *chat, const char *role, const nf_buf *content, const nf_buf *thought,
                                 nf_error *err) {
@@ -133,9 +131,7 @@ static void print_numbers(nf_chat *chat, const nf_generation *g) {
                 g->prompt_tokens, g->decode_s > 0 ? (double)steps / g->decode_s : 0, ending(chat, g->finish));
 }
 
-/* ---- a turn
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- a turn ---- */
 
 static nf_status generate(nf_chat *chat, const int32_t *ids, size_t n_ids, screen *s, nf_generation *g,
                           nf_error *err) {

@@ -184,9 +184,7 @@ static void print_ids(const prompt_ids *prompt) {
     puts("]");
 }
 
-/* ---- logits
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- logits ---- */
 
 typedef struct logits_sink {
     nf_npy *npy;

@@ -68,9 +68,7 @@ static const nf_args_spec spec = {
     .max_positional = 1,
 };
 
-/* ---- the model
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- the model ---- */
 
 static void print_note(void *user, const char *line) {
     (void)user;
@@ -98,9 +96,7 @@ static nf_status find_container(const char *model, nf_format type, nf_buf *path,
     return nf_cache_convert(model, &convert, nf_interrupt_flag(), path, err);
 }
 
-/* ---- the chat
- * --------------------------------------------------------------------------------------------------------------
- */
+/* ---- the chat ---- */
 
 static void report_turn(const nf_error *err) {
     nf_report(PROGRAM, err);
@@ -204,9 +200,7 @@ static int run(const char *path, nf_think_mode think) {
     return exit_status;
 }
 
-/* ---- the whole
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- the whole ---- */
 
 static int check_usage(nf_format *type, nf_think_mode *think) {
     *type = (nf_format){0};

@@ -212,9 +212,7 @@ void nf_model_desc_free(nf_model_desc *desc) {
     *desc = (nf_model_desc){0};
 }
 
-/* ---- tensors
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- tensors ---- */
 
 /* Hyper-parameters that shapes are written in. */
 typedef enum dim {

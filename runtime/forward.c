@@ -75,9 +75,7 @@ void nf_run_products(nf_worker *worker, const nf_product *products, size_t n) {
     run_products(worker, model->kernels, products, n);
 }
 
-/* ---- rows
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- rows ---- */
 
 static void quantise(nf_session *s, nf_rows *rows, size_t i) {
     size_t groups = rows->kp / NF_GROUP;
@@ -143,9 +141,7 @@ static void embed_body(void *user, size_t begin, size_t end, int thread) {
     }
 }
 
-/* ---- the walk
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- the walk ---- */
 
 void nf_forward(nf_worker *worker, void *session) {
     nf_session *s = session;

@@ -91,9 +91,7 @@ static nf_status add_text(answer_text *a, const char *bytes, size_t n, bool end,
     return NF_OK;
 }
 
-/* ---- steps
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- steps ---- */
 
 static nf_status check_request(const nf_session *s, const int32_t *prompt, size_t n_prompt,
                                const nf_generate_options *o, nf_error *err) {

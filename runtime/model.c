@@ -186,9 +186,7 @@ void nf_model_get_info(const nf_model *model, nf_model_info *out) {
                      &out->workspace_bytes);
 }
 
-/* ---- text
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- text ---- */
 
 nf_status nf_tokenize(const nf_model *model, const char *text, size_t n_bytes, bool parse_special,
                       int32_t **ids, size_t *n_ids, nf_error *err) {

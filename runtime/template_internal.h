@@ -16,9 +16,7 @@
 #define NF_TPL_MAX_STEPS 50000000u
 #define NF_TPL_MAX_DEPTH 200 /* nesting of syntax and of macro calls */
 
-/* ---- arena
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- arena ---- */
 
 typedef struct tpl_block {
     struct tpl_block *next;
@@ -34,9 +32,7 @@ typedef struct tpl_arena {
 void *tpl_alloc(tpl_arena *a, size_t n);
 void tpl_arena_free(tpl_arena *a);
 
-/* ---- values
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* ---- values ---- */
 
 typedef enum tpl_kind {
     T_UNDEFINED,
@@ -95,9 +91,7 @@ struct tpl_method { /* obj.name, waiting to be called */
     tpl_str name;
 };
 
-/* ---- syntax
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* ---- syntax ---- */
 
 typedef enum tpl_node_kind {
     /* expressions */
@@ -170,9 +164,7 @@ struct nf_template {
     tpl_node *root;
 };
 
-/* ---- rendering
- * ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- rendering ---- */
 
 typedef struct tpl_scope {
     struct tpl_scope *parent;
@@ -283,6 +275,10 @@ bool tpl_attribute(tpl_ctx *c, tpl_value obj, tpl_str name, tpl_value *out);
 bool tpl_item(tpl_ctx *c, tpl_value obj, tpl_value key, tpl_value *out);
 bool tpl_call(tpl_ctx *c, tpl_value f, const tpl_args *args, tpl_value *out);
 bool tpl_binary(tpl_ctx *c, int op, tpl_value a, tpl_value b, tpl_value *out);
+/* One comparison; op as in tpl_node.ops. */
+bool tpl_compare(tpl_ctx *c, int op, tpl_value a, tpl_value b, bool *out);
+/* Records "'name' is undefined". */
+bool tpl_undefined_error(tpl_ctx *c, tpl_value v);
 /* Appends text with & < > " ' replaced by HTML entities. */
 bool tpl_escape(tpl_str s, nf_buf *out);
 bool tpl_contains(tpl_ctx *c, tpl_value container, tpl_value item, bool *out);

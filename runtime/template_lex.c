@@ -55,9 +55,7 @@ void tplp_push_named(parser *p, tpl_node *to, tpl_str name, tpl_node *value) {
     to->named[to->n_named++] = value;
 }
 
-/* ---- tokens
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* ---- tokens ---- */
 
 static bool name_start(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (unsigned char)c >= 0x80;

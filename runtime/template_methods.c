@@ -89,9 +89,7 @@ static const char *find_last(const char *p, size_t n, tpl_str what) {
     return NULL;
 }
 
-/* ---- strings
- * ---------------------------------------------------------------------------------------------------------------------
- */
+/* ---- strings ---- */
 
 static bool add_str(tpl_ctx *c, tpl_list *l, const char *p, size_t n) {
     return tpl_list_add(c, l, tpl_text((tpl_str){p, n}));
@@ -450,9 +448,7 @@ static bool string_method(tpl_ctx *c, tpl_str s, tpl_str name, const tpl_args *a
 #undef IS
 }
 
-/* ---- lists, dicts, loops
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- lists, dicts, loops ---- */
 
 static bool list_method(tpl_ctx *c, tpl_value self, tpl_str name, const tpl_args *a, tpl_value *out) {
     const tpl_list *l = self.list;
@@ -535,9 +531,7 @@ bool tpl_method_call(tpl_ctx *c, const tpl_method *m, const tpl_args *args, tpl_
     }
 }
 
-/* ---- functions
- * ----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- functions ---- */
 
 bool tpl_is_function(tpl_str name) {
     return one_of(name, "range dict namespace raise_exception strftime_now");

@@ -7,9 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- expressions
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- expressions ---- */
 
 static tpl_node *expression(parser *p);
 static tpl_node *or_expression(parser *p);
@@ -366,9 +364,7 @@ static tpl_node *expression(parser *p) {
     return n;
 }
 
-/* ---- text between tags
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- text between tags ---- */
 
 static const char *find_tag(const parser *p) {
     for (const char *s = p->p; s + 1 < p->end; s++)
@@ -434,9 +430,7 @@ static void end_tag(parser *p) {
                p->tok.text.p ? p->tok.text.p : "...");
 }
 
-/* ---- statements
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- statements ---- */
 
 static tpl_node *body(parser *p, const char *const *ends, tpl_str *which);
 

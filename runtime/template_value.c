@@ -9,9 +9,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* ---- memory ---- */
 
 void *tpl_alloc(tpl_arena *a, size_t n) {
     n = (n + 15) / 16 * 16;
@@ -71,9 +69,7 @@ bool tpl_keep(tpl_ctx *c, nf_buf *buf, tpl_str *out) {
     return copy != NULL;
 }
 
-/* ---- strings
- * -----------------------------------------------------------------------------------------------------------------
- */
+/* ---- strings ---- */
 
 bool tpl_str_is(tpl_str s, const char *text) {
     return s.n == strlen(text) && !memcmp(s.p, text, s.n);
@@ -161,9 +157,7 @@ bool tpl_case(tpl_ctx *c, tpl_str s, char how, tpl_str *out) {
     return tpl_keep(c, &buf, out) && (ok || tpl_fail(c, NF_ERR_MEMORY, "out of memory"));
 }
 
-/* ---- lists and dicts
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- lists and dicts ---- */
 
 tpl_list *tpl_list_new(tpl_ctx *c) {
     return tpl_make(c, sizeof(tpl_list));
@@ -365,9 +359,7 @@ bool tpl_order(tpl_ctx *c, tpl_value a, tpl_value b, int *order) {
                     tpl_type_name(a), tpl_type_name(b));
 }
 
-/* ---- iteration
- * -----------------------------------------------------------------------------------------------------------------
- */
+/* ---- iteration ---- */
 
 bool tpl_iterate(tpl_ctx *c, tpl_value v, tpl_list **out) {
     if (v.kind == T_LIST || v.kind == T_TUPLE) {
@@ -389,9 +381,7 @@ bool tpl_iterate(tpl_ctx *c, tpl_value v, tpl_list **out) {
     return true;
 }
 
-/* ---- str() and repr()
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- str() and repr() ---- */
 
 static bool put(tpl_ctx *c, nf_buf *out, const char *text, size_t n) {
     if (out->len + n > NF_TPL_MAX_OUTPUT)
@@ -552,9 +542,7 @@ bool tpl_to_str(tpl_ctx *c, tpl_value v, tpl_str *out) {
     return false;
 }
 
-/* ---- json.dumps
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* ---- json.dumps ---- */
 
 typedef struct json_style {
     tpl_ctx *c;

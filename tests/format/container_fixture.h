@@ -48,7 +48,7 @@ static inline void fx_use_quick_ops(void) {
     nf_file_ops_in_use = &fx_quick_ops;
 }
 
-/* ---- folders and files ------------------------------------------------------------------------------- */
+/* ---- folders and files ---- */
 
 static inline char *fx_folder(void) {
     const char *base = getenv("TMPDIR");
@@ -142,7 +142,7 @@ static inline void fx_flip(const char *path, uint64_t offset, uint8_t with) {
     close(fd);
 }
 
-/* ---- contents ---------------------------------------------------------------------------------------- */
+/* ---- contents ---- */
 
 static inline uint64_t fx_random(uint64_t *state) {
     *state ^= *state << 13;
@@ -350,7 +350,7 @@ static inline uint64_t fx_digest(const char *path, nf_error *err) {
     return digest ? digest : 1;
 }
 
-/* ---- verify ------------------------------------------------------------------------------------------ */
+/* ---- verify ---- */
 
 typedef struct fx_findings {
     int notes, warnings, errors;

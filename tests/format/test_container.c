@@ -25,7 +25,7 @@ static void expect_all(const char *path, uint64_t seed) {
     nf_container_close(c);
 }
 
-/* ---- round trips ------------------------------------------------------------------------------------- */
+/* ---- round trips ---- */
 
 static void one_part(void **state) {
     (void)state;
@@ -146,7 +146,7 @@ static void bank_layout_alternates_gate_and_up(void **state) {
     assert_int_equal(nf_bank_layout(&b, NULL), NF_ERR_LIMIT);
 }
 
-/* ---- add-ons ----------------------------------------------------------------------------------------- */
+/* ---- add-ons ---- */
 
 static void append_adds_and_replaces(void **state) {
     (void)state;
@@ -296,7 +296,7 @@ static void part_of_another_addon_is_refused(void **state) {
     fx_remove_folder(two);
 }
 
-/* ---- verify ------------------------------------------------------------------------------------------ */
+/* ---- verify ---- */
 
 /* Flips a byte, expects a finding that names the file and `what`, flips it back. */
 static void expect_found(const char *path, const char *file, uint64_t offset, const char *what,
@@ -483,7 +483,7 @@ static void verify_reports_progress_and_can_be_cancelled(void **state) {
     fx_remove_folder(folder);
 }
 
-/* ---- what the writer refuses ------------------------------------------------------------------------- */
+/* ---- what the writer refuses ---- */
 
 static nf_status finish_with(const char *path, const nf_object *o, nf_error *err) {
     nf_writer *w;

@@ -127,7 +127,7 @@ static void record_free(void) {
     memset(&record, 0, sizeof record);
 }
 
-/* ---- playing a record -------------------------------------------------------------------------------- */
+/* ---- playing a record ---- */
 
 typedef struct player {
     const char *folder;
@@ -313,7 +313,7 @@ static void lose_unsynced(const char *start, const char *folder, expectation *e,
     assert_true(lost > (unsigned long)rounds / 4);
 }
 
-/* ---- models ------------------------------------------------------------------------------------------ */
+/* ---- models ---- */
 
 #define N_BASE 5
 #define N_MORE 3
@@ -360,7 +360,7 @@ static uint64_t digest_of(const char *path) {
     return digest;
 }
 
-/* ---- crashes ----------------------------------------------------------------------------------------- */
+/* ---- crashes ---- */
 
 static void crash_while_creating(void **state) {
     (void)state;
@@ -467,7 +467,7 @@ static void killed_before_the_last_sync(void **state) {
     remove_folders(&f);
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------ */
+/* ---- errors ---- */
 
 /* Operation number `at` fails; with `for_good`, so do all later ones that need space. */
 static struct {

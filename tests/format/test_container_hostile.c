@@ -8,7 +8,7 @@
 
 #define SMALL_PARTS 2200000u
 
-/* ---- what the reader refuses ------------------------------------------------------------------------- */
+/* ---- what the reader refuses ---- */
 
 static void truncated_files_do_not_open(void **state) {
     (void)state;

@@ -42,9 +42,7 @@ static int32_t *golden_ids(const char *name, const char *what, size_t *n) {
     return ids;
 }
 
-/* ---- router
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- router ---- */
 
 typedef struct routes {
     const int32_t *ids;
@@ -98,9 +96,7 @@ static void test_router_choices(void **state) {
     nf_safetensors_close(golden);
 }
 
-/* ---- reuse
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- reuse ---- */
 
 static nf_generation generate(nf_session *s, const int32_t *ids, size_t n, uint32_t max) {
     nf_error err = {0};
@@ -156,9 +152,7 @@ static void test_a_conversation_is_reused(void **state) {
     nf_model_free(m);
 }
 
-/* ---- limits and errors
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- limits and errors ---- */
 
 static void test_limits(void **state) {
     (void)state;

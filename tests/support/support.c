@@ -15,7 +15,12 @@ void expect_ok(nf_status status, const nf_error *err, const char *what) {
 
 static char dir[256];
 
+/* Paths that were handed out live until the program ends. */
+static char *paths[1024];
+static size_t n_paths;
+
 static void remove_dir(void) {
+    for (size_t i = 0; i < n_paths; i++) free(paths[i]);
     char command[320];
     snprintf(command, sizeof command, "rm -rf '%s'", dir);
     if (system(command)) fprintf(stderr, "cannot remove %s\n", dir);
@@ -32,8 +37,9 @@ const char *temp_dir(void) {
 
 const char *temp_path(const char *name) {
     nf_buf path = {0};
-    if (nf_buf_printf(&path, NULL, "%s/%s", temp_dir(), name)) abort();
-    return nf_buf_take(&path); /* test programs end soon: what is handed out is not freed */
+    if (n_paths == sizeof paths / sizeof *paths || nf_buf_printf(&path, NULL, "%s/%s", temp_dir(), name))
+        abort();
+    return paths[n_paths++] = nf_buf_take(&path);
 }
 
 const char *converted(const char *type) {
