@@ -9,6 +9,8 @@
 #include "cpu/vec8.h"
 #include "format/numeric.h"
 
+#include <pthread.h>
+
 static float k_sum_squares(const float *x, size_t n) {
     vec8 acc = v8_zero();
     size_t i = 0;
@@ -273,15 +275,16 @@ static inline void float_tile(nf_type type, const nf_weights *w, size_t tile, co
     for (size_t j = 0; j < n; j++) v8_store(out + 8 * j, lane_tree(acc[j], groups));
 }
 
+static float e4m3_values[256];
+static pthread_once_t e4m3_once = PTHREAD_ONCE_INIT;
+
+static void fill_e4m3(void) {
+    for (int i = 0; i < 256; i++) e4m3_values[i] = nf_e4m3_to_f32((uint8_t)i);
+}
+
 static const float *e4m3_table(void) {
-    static float table[256];
-    static _Atomic bool ready;
-    if (!ready) {
-        /* Idempotent: threads that race here write the same values. */
-        for (int i = 0; i < 256; i++) table[i] = nf_e4m3_to_f32((uint8_t)i);
-        ready = true;
-    }
-    return table;
+    pthread_once(&e4m3_once, fill_e4m3);
+    return e4m3_values;
 }
 
 static void k_float_tile(const nf_weights *w, size_t tile, const nf_rows *in, const uint32_t *index, size_t n,

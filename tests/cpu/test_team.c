@@ -1,0 +1,76 @@
+/* The thread team: every item of a loop once, barriers that hold, any number of threads. */
+#include "tests/support/support.h"
+
+#include "cpu/team.h"
+#include "cpu/topology.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+enum { ITEMS = 1000, LOOPS = 300 };
+
+typedef struct job {
+    atomic_int taken[ITEMS];
+    int value[ITEMS]; /* written in one loop, read in the next */
+    atomic_int wrong;
+    size_t n, grain;
+    int round;
+} job;
+
+static void count(void *user, size_t begin, size_t end, int thread) {
+    job *j = user;
+    (void)thread;
+    if (begin >= end || end > j->n) atomic_fetch_add(&j->wrong, 1);
+    for (size_t i = begin; i < end; i++) {
+        atomic_fetch_add(&j->taken[i], 1);
+        j->value[i] = j->round;
+    }
+}
+
+static void check(void *user, size_t begin, size_t end, int thread) {
+    job *j = user;
+    (void)thread;
+    for (size_t i = begin; i < end; i++) /* a neighbour's item: the barrier made it visible */
+        if (j->value[(i * 7 + 3) % j->n] != j->round) atomic_fetch_add(&j->wrong, 1);
+}
+
+static void work(nf_worker *w, void *user) {
+    job *j = user;
+    for (int round = 1; round <= LOOPS; round++) {
+        if (w->thread == 0) j->round = round;
+        nf_team_barrier(w);
+        nf_team_loop(w, j->n, j->grain, count, j);
+        nf_team_loop(w, j->n, 1, check, j);
+    }
+}
+
+static void test_loops(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 2, 7, 64, ITEMS};
+    static job j;
+    for (int threads = 1; threads <= 9; threads += 2)
+        for (int k = 0; k < 5; k++) {
+            nf_team team;
+            memset(&j, 0, sizeof j);
+            j.n = sizes[k];
+            j.grain = k + 1;
+            nf_team_init(&team, threads);
+            nf_team_run(&team, work, &j);
+            nf_team_run(&team, work, &j); /* a team is used again and again */
+            assert_int_equal(j.wrong, 0);
+            for (size_t i = 0; i < j.n; i++) assert_int_equal(j.taken[i], 2 * LOOPS);
+        }
+}
+
+static void test_topology(void **state) {
+    (void)state;
+    nf_error err = {0};
+    nf_topology t = {0};
+    OK(nf_topology_get(&t, &err));
+    assert_true(t.n_cores >= 1 && t.n_threads >= t.n_cores && t.n_packages >= 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loops), cmocka_unit_test(test_topology)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
