@@ -225,7 +225,7 @@ static bool f_format(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out)
             ok = tpl_fail(c, NF_ERR_ARGUMENT, "%%%c format: a real number is required, not %s", type,
                           tpl_type_name(x));
         } else if (strchr("dixX", type)) {
-            memcpy(spec + k, "ll", 2);
+            spec[k] = spec[k + 1] = 'l';
             spec[k + 2] = type == 'i' ? 'd' : type;
             ok = !nf_buf_printf(&buf, NULL, spec,
                                 x.kind == T_FLOAT  ? (long long)x.f

@@ -608,7 +608,7 @@ static void raw_text(parser *p, tpl_node *to) {
         const char *q = s + 2;
         if (q < p->end && (*q == '-' || *q == '+')) q++;
         while (q < p->end && space_byte(*q)) q++;
-        if ((size_t)(p->end - q) < 6 || memcmp(q, "endraw", 6)) continue;
+        if ((size_t)(p->end - q) < 6 || memcmp(q, "endraw", 6) != 0) continue;
         add_text(p, s, to);
         begin_tag(p, "%}");
         tplp_next(p);
