@@ -15,6 +15,15 @@ typedef struct delta_step {
     size_t channels; /* C = 2 * key heads * dk + value heads * dv */
 } delta_step;
 
+/* Row r of the convolution's input: the taps - 1 rows before the chunk (kept in the state), then the chunk's.
+ */
+static float *conv_row(const delta_step *step, size_t r) {
+    nf_session *s = step->s;
+    const size_t past = s->model->desc.conv_width - 1;
+    return r < past ? s->state + s->conv_at[step->layer] + r * step->channels
+                    : s->conv_in + (r - past) * step->channels;
+}
+
 static double softplus(double x) {
     return x > 30 ? x : log1p(exp(x));
 }
@@ -41,7 +50,7 @@ static void conv_body(void *user, size_t begin, size_t end, int thread) {
         size_t channel = slot < 2 * K ? slot * dk : 2 * K * dk + (slot - 2 * K) * dv,
                n = slot < 2 * K ? dk : dv;
         const float *rows[NF_MAX_CONV_TAPS];
-        for (size_t tap = 0; tap < d->conv_width; tap++) rows[tap] = s->conv_in + (t + tap) * C + channel;
+        for (size_t tap = 0; tap < d->conv_width; tap++) rows[tap] = conv_row(step, t + tap) + channel;
         float *y = s->conv_out + t * C + channel;
         kernels->conv_silu(rows, w->conv + channel, C, d->conv_width, y, n);
         if (slot < K)
@@ -58,7 +67,14 @@ static void conv_body(void *user, size_t begin, size_t end, int thread) {
     }
 }
 
-/* Items: (value head, block of columns of its state). */
+/* The last rows of the chunk become the past of the next one. In increasing order, since a short chunk leaves
+ * some of the old ones. */
+static void save_past(const delta_step *step) {
+    for (size_t r = 0; r + 1 < step->s->model->desc.conv_width; r++)
+        memmove(conv_row(step, r), conv_row(step, step->s->n + r), step->channels * sizeof(float));
+}
+
+/* Items: (value head, block of columns of its state), and one more that keeps the convolution's past. */
 static void rule_body(void *user, size_t begin, size_t end, int thread) {
     (void)thread;
     const delta_step *step = user;
@@ -68,6 +84,10 @@ static void rule_body(void *user, size_t begin, size_t end, int thread) {
                  C = step->channels;
     const size_t blocks = (dv + COLUMN_BLOCK - 1) / COLUMN_BLOCK, stride = (dv + 7) / 8 * 8;
     for (size_t i = begin; i < end; i++) {
+        if (i == V * blocks) {
+            save_past(step);
+            continue;
+        }
         size_t head = i / blocks, column = i % blocks * COLUMN_BLOCK, key_head = head / (V / K);
         size_t n_cols = dv - column < COLUMN_BLOCK ? dv - column : COLUMN_BLOCK;
         s->model->kernels->delta_rule(s->state + s->state_at[step->layer] + head * dk * stride + column,
@@ -99,22 +119,18 @@ static void gate_body(void *user, size_t begin, size_t end, int thread) {
 void nf_delta_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     const nf_model_desc *d = &s->model->desc;
     const nf_delta_weights *w = &s->model->layers[layer].delta;
-    const size_t K = d->lin_k_heads, V = d->lin_v_heads, dv = d->lin_v_dim, taps = d->conv_width;
+    const size_t K = d->lin_k_heads, V = d->lin_v_heads, dv = d->lin_v_dim;
     delta_step step = {s, layer, 2 * K * d->lin_k_dim + V * dv};
-    const size_t C = step.channels, past = (taps - 1) * C;
-    float *conv_state = s->state + s->conv_at[layer];
-    /* The convolution's past goes in front of the chunk's rows; the products write behind it. */
-    if (worker->thread == 0) memcpy(s->conv_in, conv_state, past * sizeof(float));
+    const size_t C = step.channels;
     nf_product inputs[4] = {
-        {.w = w->qkv, .in = &s->h, .n = s->n, .out = s->conv_in + past, .out_stride = C},
+        {.w = w->qkv, .in = &s->h, .n = s->n, .out = s->conv_in, .out_stride = C},
         {.w = w->z, .in = &s->h, .n = s->n, .out = s->z, .out_stride = V * dv},
         {.w = w->b, .in = &s->h, .n = s->n, .out = s->ba, .out_stride = 2 * V},
         {.w = w->a, .in = &s->h, .n = s->n, .out = s->ba + V, .out_stride = 2 * V},
     };
     nf_run_products(worker, inputs, 4);
     nf_team_loop(worker, s->n * (2 * K + V), 4, conv_body, &step);
-    if (worker->thread == 0) memcpy(conv_state, s->conv_in + s->n * C, past * sizeof(float));
-    nf_team_loop(worker, V * ((dv + COLUMN_BLOCK - 1) / COLUMN_BLOCK), 1, rule_body, &step);
+    nf_team_loop(worker, V * ((dv + COLUMN_BLOCK - 1) / COLUMN_BLOCK) + 1, 1, rule_body, &step);
     nf_team_loop(worker, s->n, 1, gate_body, &step);
     nf_product output = {
         .w = w->out, .in = &s->mixed, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};

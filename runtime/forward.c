@@ -157,6 +157,7 @@ void nf_forward(nf_worker *worker, void *session) {
         nf_norm_rows(worker, s, layer->post_norm, 0, s->n, &s->h);
         nf_moe_layer(worker, s, l);
     }
+    if (s->head_n) nf_forward_head(worker, s);
 }
 
 void nf_forward_head(nf_worker *worker, void *session) {

@@ -56,12 +56,10 @@ static void route_body(void *user, size_t begin, size_t end, int thread) {
     }
 }
 
-/* Sorts the pairs (token, rank) by expert (stable counting sort) and lists the gate and up products. One
- * thread. */
-static void group_by_expert(nf_session *s, uint32_t layer) {
+/* Sorts the pairs (token, rank) by expert: stable counting sort. */
+static void group_by_expert(nf_session *s) {
     const nf_model_desc *d = &s->model->desc;
-    const size_t E = d->n_experts, k = d->top_k, pairs = s->n * k, I = d->expert_hidden, S = d->shared_hidden;
-    const nf_moe_weights *w = &s->model->layers[layer].moe;
+    const size_t E = d->n_experts, k = d->top_k, pairs = s->n * k;
     nf_moe_scratch *m = &s->moe;
     memset(m->begin, 0, (E + 1) * sizeof *m->begin);
     for (size_t i = 0; i < pairs; i++) m->begin[m->ids[i] + 1]++;
@@ -74,44 +72,57 @@ static void group_by_expert(nf_session *s, uint32_t layer) {
     }
     for (size_t e = E; e > 0; e--) m->begin[e] = m->begin[e - 1];
     m->begin[0] = 0;
-    size_t n = 0;
-    for (size_t e = 0; e < E; e++) {
-        size_t first = m->begin[e], count = m->begin[e + 1] - first;
-        if (!count) continue;
-        for (int which = 0; which < 2; which++)
-            m->products[n++] = (nf_product){.w = nf_expert_weights(w, e, which),
-                                            .in = &s->h,
-                                            .index = m->token + first,
-                                            .n = count,
-                                            .out = (which ? m->up : m->gate) + first * I,
-                                            .out_stride = I};
-    }
-    m->products[n++] =
-        (nf_product){.w = w->shared[0], .in = &s->h, .n = s->n, .out = m->shared_gate, .out_stride = S};
-    m->products[n++] =
-        (nf_product){.w = w->shared[1], .in = &s->h, .n = s->n, .out = m->shared_up, .out_stride = S};
-    m->n_products = n;
 }
 
-/* The down products of the same experts. One thread. */
-static void list_down_products(nf_session *s, uint32_t layer) {
+/* Lists the products of the experts in use, and of the shared one. */
+static void list_products(nf_session *s, uint32_t layer) {
     const nf_model_desc *d = &s->model->desc;
+    const size_t I = d->expert_hidden, S = d->shared_hidden;
     const nf_moe_weights *w = &s->model->layers[layer].moe;
     nf_moe_scratch *m = &s->moe;
-    size_t n = 0;
+    nf_moe_lists *lists = &m->lists[layer];
+    size_t n_in = 0, n_down = 0;
     for (size_t e = 0; e < d->n_experts; e++) {
         size_t first = m->begin[e], count = m->begin[e + 1] - first;
         if (!count) continue;
-        m->products[n++] = (nf_product){.w = nf_expert_weights(w, e, 2),
-                                        .in = &m->act,
-                                        .first = first,
-                                        .n = count,
-                                        .out = m->out + first * d->hidden,
-                                        .out_stride = d->hidden};
+        for (int which = 0; which < 2; which++)
+            lists->in[n_in++] = (nf_product){.w = nf_expert_weights(w, e, which),
+                                             .in = &s->h,
+                                             .index = m->token + first,
+                                             .n = count,
+                                             .out = (which ? m->up : m->gate) + first * I,
+                                             .out_stride = I};
+        lists->down[n_down++] = (nf_product){.w = nf_expert_weights(w, e, 2),
+                                             .in = &m->act,
+                                             .first = first,
+                                             .n = count,
+                                             .out = m->out + first * d->hidden,
+                                             .out_stride = d->hidden};
     }
-    m->products[n++] = (nf_product){
+    lists->in[n_in++] =
+        (nf_product){.w = w->shared[0], .in = &s->h, .n = s->n, .out = m->shared_gate, .out_stride = S};
+    lists->in[n_in++] =
+        (nf_product){.w = w->shared[1], .in = &s->h, .n = s->n, .out = m->shared_up, .out_stride = S};
+    lists->down[n_down++] = (nf_product){
         .w = w->shared[2], .in = &m->shared_act, .n = s->n, .out = m->shared_out, .out_stride = d->hidden};
-    m->n_products = n;
+    lists->n_in = n_in;
+    lists->n_down = n_down;
+}
+
+static void report_routes(const nf_session *s, uint32_t layer) {
+    const size_t k = s->model->desc.top_k;
+    for (uint32_t t = 0; t < s->n; t++)
+        s->route(s->route_user, layer, s->first + t, s->moe.ids + t * k, s->moe.weights + t * k,
+                 s->route_gaps[t]);
+}
+
+/* One item: what the routers decided becomes lists of products. */
+static void plan_body(void *user, size_t begin, size_t end, int thread) {
+    (void)begin, (void)end, (void)thread;
+    const moe_step *step = user;
+    if (step->s->route) report_routes(step->s, step->layer);
+    group_by_expert(step->s);
+    list_products(step->s, step->layer);
 }
 
 /* Items: routed pairs, then tokens of the shared expert. */
@@ -157,13 +168,6 @@ static void combine_body(void *user, size_t begin, size_t end, int thread) {
     }
 }
 
-static void report_routes(const nf_session *s, uint32_t layer) {
-    const size_t k = s->model->desc.top_k;
-    for (uint32_t t = 0; t < s->n; t++)
-        s->route(s->route_user, layer, s->first + t, s->moe.ids + t * k, s->moe.weights + t * k,
-                 s->route_gaps[t]);
-}
-
 void nf_moe_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     const nf_model_desc *d = &s->model->desc;
     const nf_moe_weights *w = &s->model->layers[layer].moe;
@@ -174,15 +178,10 @@ void nf_moe_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     };
     nf_run_products(worker, gates, 2);
     nf_team_loop(worker, s->n, 1, route_body, &step);
-    if (worker->thread == 0) {
-        if (s->route) report_routes(s, layer);
-        group_by_expert(s, layer);
-    }
-    nf_team_barrier(worker);
-    nf_run_products(worker, s->moe.products, s->moe.n_products);
+    nf_team_loop(worker, 1, 1, plan_body, &step);
+    const nf_moe_lists *lists = &s->moe.lists[layer];
+    nf_run_products(worker, lists->in, lists->n_in);
     nf_team_loop(worker, s->n * d->top_k + s->n, 1, activate_body, &step);
-    if (worker->thread == 0) list_down_products(s, layer);
-    nf_team_barrier(worker);
-    nf_run_products(worker, s->moe.products, s->moe.n_products);
+    nf_run_products(worker, lists->down, lists->n_down);
     nf_team_loop(worker, s->n, 1, combine_body, &step);
 }

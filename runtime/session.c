@@ -51,7 +51,12 @@ static void carve_moe(carver *c, const nf_model_desc *d, uint64_t T, nf_moe_scra
     m->shared_out = carve(c, T * d->hidden, sizeof(float));
     m->gate_logit = carve(c, T, sizeof(float));
     m->sum = carve(c, T * d->hidden, sizeof(float));
-    m->products = carve(c, 2 * (uint64_t)d->n_experts + 2, sizeof(nf_product));
+    m->lists = carve(c, d->n_layers, sizeof *m->lists);
+    for (uint32_t l = 0; l < d->n_layers; l++) {
+        nf_moe_lists lists = {.in = carve(c, 2 * (uint64_t)d->n_experts + 2, sizeof(nf_product)),
+                              .down = carve(c, (uint64_t)d->n_experts + 1, sizeof(nf_product))};
+        if (c->base) m->lists[l] = lists;
+    }
 }
 
 static void carve_scratch(carver *c, const nf_model *model, uint64_t T, nf_session *s) {
@@ -66,7 +71,7 @@ static void carve_scratch(carver *c, const nf_model *model, uint64_t T, nf_sessi
     s->q = carve(c, T * heads * 2, sizeof(float));
     s->k = carve(c, T * kv, sizeof(float));
     s->v = carve(c, T * kv, sizeof(float));
-    s->conv_in = carve(c, (T + d->conv_width) * channels, sizeof(float));
+    s->conv_in = carve(c, T * channels, sizeof(float));
     s->conv_out = carve(c, T * channels, sizeof(float));
     s->z = carve(c, T * values, sizeof(float));
     s->ba = carve(c, T * 2 * d->lin_v_heads, sizeof(float));
@@ -256,7 +261,8 @@ static nf_status report_logits(nf_session *s, nf_logits_fn each, void *user, nf_
     return NF_OK;
 }
 
-static nf_status run_chunk(nf_session *s, const int32_t *ids, uint32_t n, nf_error *err) {
+/* Evaluates n tokens; with want_logits also the last one's logits, in the same region of the team. */
+static nf_status run_chunk(nf_session *s, const int32_t *ids, uint32_t n, bool want_logits, nf_error *err) {
     nf_status status = reserve_kv(s, s->position + n, err);
     if (status) {
         nf_session_reset(s);
@@ -265,6 +271,8 @@ static nf_status run_chunk(nf_session *s, const int32_t *ids, uint32_t n, nf_err
     s->first = s->position;
     s->n = n;
     s->step_ids = ids;
+    s->head_first = n - 1;
+    s->head_n = want_logits ? 1 : 0;
     atomic_store(&s->numeric_error, false);
     nf_team_run(&s->model->team, nf_forward, s);
     if (atomic_load(&s->numeric_error)) return numeric_failure(s, err);
@@ -293,12 +301,9 @@ static nf_status eval_locked(nf_session *s, const int32_t *ids, size_t n, nf_log
         /* A chunk ends where a checkpoint is due, so that it can be taken there. */
         uint32_t to_checkpoint = NF_CHECKPOINT_EVERY - s->position % NF_CHECKPOINT_EVERY;
         if (take > to_checkpoint) take = to_checkpoint;
-        nf_status status = run_chunk(s, ids + i, (uint32_t)take, err);
+        nf_status status = run_chunk(s, ids + i, (uint32_t)take, !each && i + take == n, err);
         i += take;
-        if (!status && each)
-            status = report_logits(s, each, user, err);
-        else if (!status && i == n)
-            status = run_head(s, s->n - 1, 1, err);
+        if (!status && each) status = report_logits(s, each, user, err);
         if (!status && s->position % NF_CHECKPOINT_EVERY == 0) status = nf_checkpoint_take(s, false, err);
         if (status) return status;
     }

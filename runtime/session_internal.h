@@ -46,6 +46,14 @@ typedef struct nf_kv {
 typedef void (*nf_route_fn)(void *user, uint32_t layer, uint32_t position, const int32_t *ids,
                             const float *weights, float gap);
 
+/* Products of one MoE layer in the step at work. Each layer has its own: a late thread may look at a list
+ * after the others have gone on to the next layers (cpu/team.h). */
+typedef struct nf_moe_lists {
+    nf_product *in, *down; /* gate and up of all experts in use, and the shared one [2 E + 2]; their down
+                              products [E + 1] */
+    size_t n_in, n_down;
+} nf_moe_lists;
+
 /* Scratch of the mixture of experts. P = T * top_k pairs (token, rank), sorted by expert. */
 typedef struct nf_moe_scratch {
     float *router;                  /* [T, E] logits, then probabilities */
@@ -62,8 +70,7 @@ typedef struct nf_moe_scratch {
     float *shared_out;              /* [T, d] */
     float *gate_logit;              /* [T] */
     float *sum;                     /* [T, d] */
-    nf_product *products;           /* [2 E + 2] */
-    size_t n_products;
+    nf_moe_lists *lists;            /* [n_layers] */
 } nf_moe_scratch;
 
 struct nf_session {
@@ -89,7 +96,7 @@ struct nf_session {
     nf_rows attended;      /* T rows of H D: input of o_proj */
     nf_rows mixed;         /* T rows of V dv: input of out_proj */
     float *q, *k, *v;      /* [T, H 2 D], [T, G D], [T, G D] */
-    float *conv_in;        /* [taps - 1 + T, C] */
+    float *conv_in;        /* [T, C] */
     float *conv_out;       /* [T, C] */
     float *z, *ba;         /* [T, V dv], [T, 2 V]: b then a, then beta and decay */
     float *rope;           /* [T, rope_dim]: cos, then sin */
@@ -129,7 +136,8 @@ static inline size_t nf_padded(size_t k) {
 
 /* ---- forward pass (forward.c) ---- */
 
-/* Runs tokens step_ids[0..n-1] at positions first.. through all layers; x then holds the residual stream. */
+/* Runs tokens step_ids[0..n-1] at positions first.. through all layers; x then holds the residual stream.
+ * With head_n > 0 the head follows. */
 void nf_forward(nf_worker *worker, void *session);
 /* Final norm and logits of rows head_first .. head_first+head_n-1 of x. */
 void nf_forward_head(nf_worker *worker, void *session);
