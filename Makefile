@@ -44,6 +44,7 @@ all: $(COMMANDS) $(BUILD)/libninfer.a $(BUILD)/libninfer.so $(BUILD)/example-gen
 
 # One file for an instruction-set level; everything else is portable.
 $(BUILD)/obj/cpu/%_avx2.o: BASE_CFLAGS += -mavx2 -mfma -mf16c
+$(BUILD)/obj/cpu/%_avx512.o: BASE_CFLAGS += -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni
 
 # V=1 shows whole commands.
 ifeq ($(V),)
@@ -150,7 +151,7 @@ format-check:
 	clang-format --dry-run --Werror $(C_FILES)
 lint: $(LINT_FILES:%=%.lint)
 %.c.lint: %.c
-	@clang-tidy --quiet $< -- $(BASE_CFLAGS) $(if $(findstring _avx2,$*),-mavx2 -mfma -mf16c)
+	@clang-tidy --quiet $< -- $(BASE_CFLAGS) $(if $(findstring _avx,$*),-mavx2 -mfma -mf16c) $(if $(findstring _avx512,$*),-mavx512f -mavx512bw -mavx512vl -mavx512vnni)
 
 # ---- installation --------------------------------------------------------------------------------------------------------
 

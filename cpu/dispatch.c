@@ -19,23 +19,39 @@ static bool has_avx2(void) {
 #endif
 }
 
+static bool has_avx512(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
 const nf_kernels *nf_kernels_by_name(const char *name) {
     if (!strcmp(name, "portable")) return &nf_kernels_portable;
 #if defined(__x86_64__)
     if (!strcmp(name, "avx2") && has_avx2()) return &nf_kernels_avx2;
+    if (!strcmp(name, "avx512") && has_avx512()) return &nf_kernels_avx512;
 #endif
     return NULL;
 }
 
 nf_status nf_kernels_get(const nf_kernels **out, nf_error *err) {
     const char *wanted = getenv("NINFER_CPU");
+    *out = NULL;
     if (wanted && *wanted) {
         *out = nf_kernels_by_name(wanted);
         if (*out) return NF_OK;
         if (!strcmp(wanted, "avx2"))
             return nf_fail(err, NF_ERR_ARGUMENT, "NINFER_CPU=avx2: this processor has no AVX2, FMA and F16C");
-        return nf_fail(err, NF_ERR_ARGUMENT, "NINFER_CPU=%s: unknown level (portable, avx2)", wanted);
+        if (!strcmp(wanted, "avx512"))
+            return nf_fail(err, NF_ERR_ARGUMENT,
+                           "NINFER_CPU=avx512: this processor lacks AVX-512 F, BW, VL or VNNI");
+        return nf_fail(err, NF_ERR_ARGUMENT, "NINFER_CPU=%s: unknown level (portable, avx2, avx512)", wanted);
     }
-    *out = has_avx2() ? nf_kernels_by_name("avx2") : &nf_kernels_portable;
+    static const char *const best_first[] = {"avx512", "avx2", "portable"};
+    for (size_t i = 0; i < 3 && !*out; i++) *out = nf_kernels_by_name(best_first[i]);
     return NF_OK;
 }

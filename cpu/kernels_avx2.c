@@ -15,7 +15,7 @@
 #define NF_VEC8_AVX2
 #include "cpu/float_kernels.h"
 
-static bool quantise_row(const float *x, size_t kp, int8_t *q, float *scale, int32_t *sum) {
+bool nf_quantise_row_avx2(const float *x, size_t kp, int8_t *q, float *scale, int32_t *sum) {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256 infinity = _mm256_set1_ps(INFINITY);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -198,7 +198,7 @@ static void tile(const nf_weights *w, size_t t, const nf_rows *in, const uint32_
 
 const nf_kernels nf_kernels_avx2 = {
     .name = "avx2",
-    .quantise_row = quantise_row,
+    .quantise_row = nf_quantise_row_avx2,
     .tile = tile,
     .sum_squares = k_sum_squares,
     .dot = k_dot,

@@ -77,7 +77,7 @@ typedef struct nf_model_info {
     uint64_t state_bytes;     /* recurrent and convolution state of one session */
     uint64_t workspace_bytes; /* scratch of one session at the default prefill chunk */
     int n_threads;            /* threads in use */
-    const char *isa;          /* kernels in use: "portable", "avx2" */
+    const char *isa;          /* kernels in use: "portable", "avx2", "avx512" */
     bool has_chat_template;
 } nf_model_info;
 

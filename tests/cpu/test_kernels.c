@@ -19,6 +19,9 @@ static const nf_format formats[] = {
 };
 #define N_FORMATS (sizeof formats / sizeof *formats)
 
+static const char *const levels[] = {"portable", "avx2", "avx512"};
+enum { N_LEVELS = 3 };
+
 typedef struct fixture {
     nf_weights w;
     nf_rows rows;
@@ -125,11 +128,11 @@ static float oracle(const fixture *f, size_t row, size_t j) {
 static void test_tiles_follow_the_contract(void **state) {
     (void)state;
     static const size_t cols[] = {1, 31, 32, 40, 64, 256, 264, 512, 1000, 1024, 1056, 2080};
-    static const char *const levels[] = {"portable", "avx2"};
+
     for (size_t k = 0; k < N_FORMATS; k++)
         for (size_t c = 0; c < sizeof cols / sizeof *cols; c++) {
             fixture f = make(formats[k], c % 2 ? 13 : 136, cols[c], 5, k * 100 + c + 1);
-            for (int l = 0; l < 2; l++) {
+            for (int l = 0; l < N_LEVELS; l++) {
                 const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
                 if (!kernels) continue;
                 for (size_t t = 0; t * 8 < f.w.rows; t += 3) {
@@ -156,8 +159,8 @@ static void test_batches_do_not_matter(void **state) {
     for (size_t k = 0; k < N_FORMATS; k++) {
         fixture f = make(formats[k], 24, 328, 64, 900 + k);
         float alone[64][8], out[64 * 8];
-        for (int l = 0; l < 2; l++) {
-            const nf_kernels *kernels = nf_kernels_by_name(l ? "avx2" : "portable");
+        for (int l = 0; l < N_LEVELS; l++) {
+            const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
             if (!kernels) continue;
             for (uint32_t j = 0; j < 64; j++) kernels->tile(&f.w, 1, &f.rows, &j, 1, alone[j]);
             for (size_t n = 1; n <= 64; n++) {
@@ -186,8 +189,8 @@ static void test_negative_128(void **state) {
             for (int i = 0; i < 32; i++) s += f.rows.q[j * 64 + g * 32 + (size_t)i];
             f.rows.sum[j * 2 + g] = s;
         }
-    for (int l = 0; l < 2; l++) {
-        const nf_kernels *kernels = nf_kernels_by_name(l ? "avx2" : "portable");
+    for (int l = 0; l < N_LEVELS; l++) {
+        const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
         float out[16];
         if (!kernels) continue;
         kernels->tile(&f.w, 0, &f.rows, NULL, 2, out);
@@ -365,5 +368,7 @@ int main(void) {
     };
     if (!nf_kernels_by_name("avx2"))
         printf("note: this processor has no AVX2: only the portable kernels are tested\n");
+    else if (!nf_kernels_by_name("avx512"))
+        printf("note: this processor has no AVX-512 VNNI: that level is not tested\n");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
