@@ -31,7 +31,8 @@ RUNNER_SRC := $(filter-out $(MAINS),$(wildcard runner/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
 RUNNER_OBJ := $(RUNNER_SRC:%.c=$(BUILD)/obj/%.o)
 RUNNER := $(BUILD)/librunner.a
-COMMANDS := $(BUILD)/ninfer $(BUILD)/ninfer-run $(BUILD)/ninfer-convert $(BUILD)/ninfer-perplexity
+COMMANDS := $(BUILD)/ninfer $(BUILD)/ninfer-run $(BUILD)/ninfer-convert $(BUILD)/ninfer-perplexity \
+	$(BUILD)/ninfer-bench
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TESTS := $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
 TEST_SUPPORT := $(wildcard tests/support/*.c)
@@ -81,6 +82,9 @@ $(BUILD)/ninfer-perplexity: $(BUILD)/obj/runner/main_perplexity.o $(RUNNER) $(BU
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
 $(BUILD)/ninfer-convert: $(BUILD)/obj/converter/main.o $(BUILD)/libninfer.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
+$(BUILD)/ninfer-bench: $(BUILD)/obj/bench/main.o $(BUILD)/libninfer.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
 $(BUILD)/example-generate: $(BUILD)/obj/runtime/examples/generate.o $(BUILD)/libninfer.a
@@ -142,7 +146,7 @@ test: test-programs $(MODEL) $(VENV)/.stamp
 
 # ---- source --------------------------------------------------------------------------------------------------------------
 
-C_FILES := $(wildcard $(addsuffix /*.[ch],$(LIB_DIRS) runner runtime/examples tests/*))
+C_FILES := $(wildcard $(addsuffix /*.[ch],$(LIB_DIRS) runner bench runtime/examples tests/*))
 LINT_FILES := $(filter-out tests/%,$(filter %.c,$(C_FILES)))
 
 format:
