@@ -36,7 +36,7 @@ static inline __attribute__((always_inline)) void int_tile(unpack_kind kind, con
                                                            const nf_rows *in, const uint32_t *index,
                                                            const size_t n, float *out) {
     const size_t groups = in->kp / NF_GROUP, block_bytes = kind == UNPACK_I8 ? 16 + 8 * 32 : 16 + 8 * 16;
-    const int32_t bias = kind == UNPACK_NIBBLES ? 8 : 128;
+    const int bias_bits = kind == UNPACK_NIBBLES ? 3 : 7; /* bias 8 or 128 */
     const uint8_t *block = w->tiles + t * w->tile_stride;
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8((char)0x80);
     __m512i lut = _mm512_setzero_si512();
@@ -87,7 +87,8 @@ static inline __attribute__((always_inline)) void int_tile(unpack_kind kind, con
                 d0 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, u[0], xl), u[2], xh);
                 d1 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, u[1], xl), u[3], xh);
             }
-            __m256i dot = _mm256_sub_epi32(reduce_rows(d0, d1), _mm256_set1_epi32(bias * sum[j][g]));
+            __m256i correction = _mm256_slli_epi32(_mm256_set1_epi32(sum[j][g]), bias_bits);
+            __m256i dot = _mm256_sub_epi32(reduce_rows(d0, d1), correction);
             vec8 s = v8_mul(sw, v8_set(scale[j][g]));
             acc[j][g % 32] = v8_fma(s, _mm256_cvtepi32_ps(dot), acc[j][g % 32]);
         }

@@ -621,3 +621,10 @@ def test_installation(model, tmp_path):
     names = {line.split()[2] for line in exported.splitlines() if line.split()[1] == "T"}
     declared = set(re.findall(r"^NF_API [^;(]*?\b(nf_\w+)\(", (usr / "include/ninfer.h").read_text(), re.M))
     assert names == declared  # exactly the public API
+
+
+def test_bench_kernels_prints_every_type():
+    out, _ = run("ninfer-bench", "kernels", "--mib", "16", "--runs", "1", "--columns", "256", "--threads", "2")
+    assert "memory read" in out and all(out.count(f"\n{t} ") >= 4 for t in ("c4", "i8", "bf16", "f32"))
+    run("ninfer-bench", status=2)
+    run("ninfer-bench", "nothing", status=2)
