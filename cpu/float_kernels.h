@@ -312,4 +312,11 @@ static void k_float_tile(const nf_weights *w, size_t tile, const nf_rows *in, co
     }
 }
 
+/* Their entries of a kernel table: the same at every level. */
+#define NF_FLOAT_KERNELS                                                                                     \
+    .sum_squares = k_sum_squares, .dot = k_dot, .exp = k_exp, .scale_rows = k_scale_rows,                    \
+    .silu_mul = k_silu_mul, .sigmoid_mul = k_sigmoid_mul, .axpy = k_axpy, .add = k_add,                      \
+    .softmax_parts = k_softmax_parts, .conv_silu = k_conv_silu, .attention_block = k_attention_block,        \
+    .delta_rule = k_delta_rule
+
 #endif

@@ -200,18 +200,7 @@ const nf_kernels nf_kernels_avx2 = {
     .name = "avx2",
     .quantise_row = nf_quantise_row_avx2,
     .tile = tile,
-    .sum_squares = k_sum_squares,
-    .dot = k_dot,
-    .exp = k_exp,
-    .scale_rows = k_scale_rows,
-    .silu_mul = k_silu_mul,
-    .sigmoid_mul = k_sigmoid_mul,
-    .axpy = k_axpy,
-    .add = k_add,
-    .softmax_parts = k_softmax_parts,
-    .conv_silu = k_conv_silu,
-    .attention_block = k_attention_block,
-    .delta_rule = k_delta_rule,
+    NF_FLOAT_KERNELS,
 };
 
 #else
