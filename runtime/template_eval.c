@@ -145,7 +145,7 @@ bool tpl_item(tpl_ctx *c, tpl_value obj, tpl_value key, tpl_value *out) {
     }
     if (obj.kind == T_DICT) {
         if (!tpl_step(c, obj.dict->n)) return false;
-        tpl_value *v = tpl_dict_get(obj.dict, key);
+        tpl_value *v = tpl_dict_get(c, obj.dict, key);
         if (v) {
             *out = *v;
             return true;
@@ -174,6 +174,8 @@ static bool slice_bounds(tpl_ctx *c, const tpl_node *n, int64_t count, int64_t *
     }
     *step = given[2] ? v[2].i : 1;
     if (!*step) return tpl_fail(c, NF_ERR_ARGUMENT, "slice step cannot be zero");
+    if (*step > count + 1) *step = count + 1; /* takes the first item only, and cannot overflow */
+    if (*step < -count - 1) *step = -count - 1;
     int64_t low = *step < 0 ? -1 : 0, high = *step < 0 ? count - 1 : count;
     for (int i = 0; i < 2; i++) {
         int64_t x = given[i] ? v[i].i : 0;
@@ -192,10 +194,8 @@ static bool slice(tpl_ctx *c, const tpl_node *n, tpl_value *out) {
     int64_t start = 0, stop = 0, step = 1;
     if (!eval(c, n->a, &obj)) return false;
     if (obj.kind == T_UNDEFINED) return tpl_undefined_error(c, obj);
-    if (obj.kind != T_LIST && obj.kind != T_TUPLE && obj.kind != T_STR) {
-        *out = tpl_undefined(tpl_lit("slice"));
-        return true;
-    }
+    if (obj.kind != T_LIST && obj.kind != T_TUPLE && obj.kind != T_STR)
+        return tpl_fail(c, NF_ERR_ARGUMENT, "'%s' object cannot be sliced", tpl_type_name(obj));
     if (!tpl_iterate(c, obj, &items) || !slice_bounds(c, n, (int64_t)items->n, &start, &stop, &step))
         return false;
     if (obj.kind == T_STR && step == 1) {
@@ -274,13 +274,13 @@ static bool eval_args(tpl_ctx *c, const tpl_node *n, tpl_args *out) {
     return true;
 }
 
-/* Runs a body with its output captured. */
-static bool capture(tpl_ctx *c, const tpl_node *body, tpl_value *out) {
+/* Runs a body with its output captured. *f: how the body ended. */
+static bool capture(tpl_ctx *c, const tpl_node *body, flow *f, tpl_value *out) {
     nf_buf text = {0}, *outer = c->out;
     c->out = &text;
-    flow f = exec(c, body);
+    *f = exec(c, body);
     c->out = outer;
-    if (f == F_FAIL) {
+    if (*f == F_FAIL) {
         nf_buf_free(&text);
         return false;
     }
@@ -326,7 +326,8 @@ static bool call_macro(tpl_ctx *c, const tpl_macro *m, const tpl_args *args, tpl
                       (tpl_value){.kind = T_TUPLE, .list = varargs}) &&
          tpl_dict_set(c, &scope->vars, tpl_text(tpl_lit("kwargs")),
                       (tpl_value){.kind = T_DICT, .dict = kwargs});
-    ok = ok && capture(c, n->b, out);
+    flow f;
+    ok = ok && capture(c, n->b, &f, out);
     c->scope = outer;
     c->depth--;
     return ok;
@@ -515,6 +516,7 @@ static flow exec_for(tpl_ctx *c, const tpl_node *n) {
     if (!loop) return F_FAIL;
     *loop = (tpl_loop){.items = items, .depth = 1}; /* counts recursion, which is not supported */
     flow f = F_NEXT;
+    bool whole = false; /* Jinja runs else when no pass came to its end, also for break and continue */
     for (; loop->index < items->n && f != F_BREAK && f != F_FAIL; loop->index++) {
         bool ok = tpl_step(c, 1) && push_scope(c, outer) &&
                   tpl_dict_set(c, &c->scope->vars, tpl_text(tpl_lit("loop")),
@@ -522,9 +524,10 @@ static flow exec_for(tpl_ctx *c, const tpl_node *n) {
                   assign(c, n->a, items->items[loop->index]);
         f = ok ? exec(c, n->list[0]) : F_FAIL;
         c->scope = outer;
+        whole = whole || f == F_NEXT;
     }
     if (f == F_FAIL) return F_FAIL;
-    return !items->n && n->list[1] ? exec(c, n->list[1]) : F_NEXT;
+    return !whole && n->list[1] ? exec(c, n->list[1]) : F_NEXT;
 }
 
 static bool define_macro(tpl_ctx *c, const tpl_node *n, tpl_str name, tpl_value *out) {
@@ -561,9 +564,9 @@ static bool exec_with(tpl_ctx *c, const tpl_node *n, flow *f) {
     return true;
 }
 
-static bool in_new_scope(tpl_ctx *c, const tpl_node *body, tpl_value *out) {
+static bool in_new_scope(tpl_ctx *c, const tpl_node *body, flow *f, tpl_value *out) {
     tpl_scope *outer = c->scope;
-    bool ok = push_scope(c, outer) && capture(c, body, out);
+    bool ok = push_scope(c, outer) && capture(c, body, f, out);
     c->scope = outer;
     return ok;
 }
@@ -587,7 +590,8 @@ static flow exec_node(tpl_ctx *c, const tpl_node *n) {
     case N_SET:
         return eval(c, n->b, &v) && assign(c, n->a, v) ? F_NEXT : F_FAIL;
     case N_SET_BLOCK:
-        if (!in_new_scope(c, n->b, &v)) return F_FAIL;
+        if (!in_new_scope(c, n->b, &f, &v)) return F_FAIL;
+        if (f != F_NEXT) return f; /* break and continue drop the text, as in Jinja */
         if (n->c && !apply_chain(c, n->c, v, &w)) return F_FAIL;
         return assign(c, n->a, n->c ? w : v) ? F_NEXT : F_FAIL;
     case N_MACRO:
@@ -597,8 +601,9 @@ static flow exec_node(tpl_ctx *c, const tpl_node *n) {
     case N_CALL_BLOCK:
         return exec_call_block(c, n) ? F_NEXT : F_FAIL;
     case N_FILTER_BLOCK:
-        return in_new_scope(c, n->b, &v) && apply_chain(c, n->a, v, &w) && tpl_print(c, w, c->out) ? F_NEXT
-                                                                                                   : F_FAIL;
+        if (!in_new_scope(c, n->b, &f, &v)) return F_FAIL;
+        if (f != F_NEXT) return f;
+        return apply_chain(c, n->a, v, &w) && tpl_print(c, w, c->out) ? F_NEXT : F_FAIL;
     case N_WITH:
         return exec_with(c, n, &f) ? f : F_FAIL;
     case N_BREAK:

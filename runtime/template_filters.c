@@ -581,7 +581,7 @@ static bool f_groupby(tpl_ctx *c, tpl_value v, const tpl_args *a, tpl_value *out
         if (!by_path(c, ordered.list->items[i], *attribute, &key)) return false;
         if (key.kind == T_UNDEFINED && otherwise) key = *otherwise;
         if (!sort_key(c, key, false, &folded)) return false;
-        if (!group || !tpl_equal(folded, previous)) {
+        if (!group || !tpl_equal(c, folded, previous)) {
             group = tpl_list_new(c);
             if (!group || !pair_list(c, key, (tpl_value){.kind = T_LIST, .list = group}, &pair) ||
                 !tpl_list_add(c, result, pair))

@@ -238,10 +238,14 @@ tpl_list *tpl_list_new(tpl_ctx *c);
 bool tpl_list_add(tpl_ctx *c, tpl_list *l, tpl_value v);
 tpl_dict *tpl_dict_new(tpl_ctx *c);
 bool tpl_dict_set(tpl_ctx *c, tpl_dict *d, tpl_value key, tpl_value v);
-tpl_value *tpl_dict_get(const tpl_dict *d, tpl_value key);
+tpl_value *tpl_dict_get(tpl_ctx *c, const tpl_dict *d, tpl_value key);
 tpl_value *tpl_dict_get_str(const tpl_dict *d, tpl_str key);
 bool tpl_truth(tpl_value v);
-bool tpl_equal(tpl_value a, tpl_value b);
+/* Counts steps and levels: values of a template can share parts. Over a limit: records the failure, and
+ * false. */
+bool tpl_equal(tpl_ctx *c, tpl_value a, tpl_value b);
+/* Numbers, exactly: -1, 0, 1, or 2 when one is NaN. */
+int tpl_order_numbers(tpl_value a, tpl_value b);
 /* Python's ordering: <0, 0, >0 in *order; a TypeError for kinds that do not compare. */
 bool tpl_order(tpl_ctx *c, tpl_value a, tpl_value b, int *order);
 bool tpl_is_number(tpl_value v); /* int, float, bool */

@@ -180,7 +180,7 @@ void tplp_next(parser *p) {
     bool minus = tplp_at(p, marked);
     marked[0] = '+';
     bool plus = p->tag_end[0] == '%' && tplp_at(p, marked);
-    if (minus || plus || tplp_at(p, p->tag_end)) {
+    if (!p->open && (minus || plus || tplp_at(p, p->tag_end))) {
         p->p += 2 + (minus || plus);
         p->tok = (token){.kind = K_END, .line = p->line};
         p->trim_next = minus;
@@ -203,6 +203,8 @@ void tplp_next(parser *p) {
         for (int i = 0; i < 6; i++)
             if (tplp_at(p, two[i])) n = 2;
         if (n == 1 && !strchr("+-*/%~<>=.:|,()[]{}", c)) SYNTAX(p, "unexpected character '%c'", c);
+        if (strchr("([{", c)) p->open++;
+        if (strchr(")]}", c) && p->open) p->open--;
         p->tok = (token){.kind = K_OP, .text = {p->p, n}, .line = p->line};
         p->p += n;
     }

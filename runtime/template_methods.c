@@ -460,7 +460,7 @@ static bool list_method(tpl_ctx *c, tpl_value self, tpl_str name, const tpl_args
     if (!a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "list.%.*s takes one argument", (int)name.n, name.p);
     int64_t count = 0, first = -1;
     for (size_t i = 0; i < l->n; i++)
-        if (tpl_equal(l->items[i], a->pos[0])) {
+        if (tpl_equal(c, l->items[i], a->pos[0])) {
             if (first < 0) first = (int64_t)i;
             count++;
         }
@@ -475,7 +475,7 @@ static bool dict_method(tpl_ctx *c, tpl_value self, tpl_str name, const tpl_args
     if (tpl_str_is(name, "get")) {
         const tpl_value *otherwise = tpl_arg(a, 1, "default");
         if (!a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "get expected at least 1 argument, got 0");
-        tpl_value *v = tpl_dict_get(d, a->pos[0]);
+        tpl_value *v = tpl_dict_get(c, d, a->pos[0]);
         *out = v ? *v : otherwise ? *otherwise : tpl_none();
         return tpl_step(c, d->n);
     }
@@ -508,7 +508,7 @@ static bool loop_method(tpl_ctx *c, tpl_loop *l, tpl_str name, const tpl_args *a
         if (!tpl_list_add(c, now, a->pos[i])) return false;
     if (!now) return false;
     tpl_value v = {.kind = T_TUPLE, .list = now};
-    *out = tpl_bool(!l->has_changed || !tpl_equal(l->last_changed, v));
+    *out = tpl_bool(!l->has_changed || !tpl_equal(c, l->last_changed, v));
     l->last_changed = v;
     l->has_changed = true;
     return true;

@@ -86,7 +86,8 @@ static bool int_binary(tpl_ctx *c, int op, int64_t a, int64_t b, tpl_value *out)
         if (!overflow) r = floor_div(a, b);
         break;
     case '%':
-        r = b == -1 ? 0 : a - floor_div(a, b) * b;
+        r = b == -1 ? 0 : a % b; /* a product could overflow */
+        if (r && (r < 0) != (b < 0)) r += b;
         break;
     case '/':
         *out = tpl_float((double)a / (double)b);
@@ -179,13 +180,13 @@ bool tpl_contains(tpl_ctx *c, tpl_value container, tpl_value item, bool *out) {
         return tpl_step(c, container.s.n / 64);
     }
     if (container.kind == T_DICT) {
-        *out = tpl_dict_get(container.dict, item) != NULL;
+        *out = tpl_dict_get(c, container.dict, item) != NULL;
         return tpl_step(c, container.dict->n);
     }
     tpl_list *items;
     if (!tpl_iterate(c, container, &items) || !tpl_step(c, items->n)) return false;
     *out = false;
-    for (size_t i = 0; i < items->n && !*out; i++) *out = tpl_equal(items->items[i], item);
+    for (size_t i = 0; i < items->n && !*out; i++) *out = tpl_equal(c, items->items[i], item);
     return true;
 }
 
@@ -193,11 +194,11 @@ bool tpl_compare(tpl_ctx *c, int op, tpl_value a, tpl_value b, bool *out) {
     int order;
     switch (op) {
     case '=':
-        *out = tpl_equal(a, b);
-        return true;
+        *out = tpl_equal(c, a, b);
+        return !c->status;
     case '!':
-        *out = !tpl_equal(a, b);
-        return true;
+        *out = !tpl_equal(c, a, b);
+        return !c->status;
     case 'i':
         return tpl_contains(c, b, a, out);
     case 'n':

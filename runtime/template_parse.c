@@ -421,6 +421,7 @@ static void begin_tag(parser *p, const char *tag_end) {
     p->p += 2;
     if (p->p < p->end && (*p->p == '-' || *p->p == '+')) p->p++;
     p->tag_end = tag_end;
+    p->open = 0;
     tplp_next(p);
 }
 

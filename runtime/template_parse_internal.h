@@ -28,6 +28,7 @@ typedef struct parser {
     int in_loop;
     token tok;           /* current token of the tag in work */
     const char *tag_end; /* "%}" or "}}" */
+    int open;            /* brackets of the tag that are open: inside them tag_end is no end */
     bool trim_next;      /* the last tag ended with '-': strip white space of the following text */
     bool newline_next;   /* trim_blocks: drop one newline that follows */
     bool line_starting;  /* the next text begins a line */

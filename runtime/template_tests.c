@@ -44,7 +44,7 @@ static bool compare_test(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *
         *known = true;
         if (!a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "the test '%s' needs an argument", table[i].name);
         if (table[i].op == '=' || table[i].op == '!') {
-            *out = tpl_equal(v, a->pos[0]) == (table[i].op == '=');
+            *out = tpl_equal(c, v, a->pos[0]) == (table[i].op == '=');
             return true;
         }
         if (!tpl_order(c, v, a->pos[0], &order)) return false;
@@ -114,7 +114,7 @@ bool tpl_test(tpl_ctx *c, tpl_str name, tpl_value v, const tpl_args *a, bool *ou
     } else if (tpl_str_is(name, "sameas")) {
         if (!a->n) return tpl_fail(c, NF_ERR_ARGUMENT, "sameas needs an argument");
         *out = v.kind == a->pos[0].kind &&
-               (v.kind < T_LIST ? tpl_equal(v, a->pos[0]) : v.list == a->pos[0].list);
+               (v.kind < T_LIST ? tpl_equal(c, v, a->pos[0]) : v.list == a->pos[0].list);
     } else {
         return tpl_fail(c, NF_ERR_UNSUPPORTED, "no test named '%.*s'", (int)name.n, name.p);
     }

@@ -185,19 +185,21 @@ tpl_dict *tpl_dict_new(tpl_ctx *c) {
     return tpl_make(c, sizeof(tpl_dict));
 }
 
-tpl_value *tpl_dict_get(const tpl_dict *d, tpl_value key) {
+tpl_value *tpl_dict_get(tpl_ctx *c, const tpl_dict *d, tpl_value key) {
     for (size_t i = 0; i < d->n; i++)
-        if (tpl_equal(d->keys[i], key)) return &d->values[i];
+        if (tpl_equal(c, d->keys[i], key)) return &d->values[i];
     return NULL;
 }
 
 tpl_value *tpl_dict_get_str(const tpl_dict *d, tpl_str key) {
-    return tpl_dict_get(d, tpl_text(key));
+    for (size_t i = 0; i < d->n; i++)
+        if (d->keys[i].kind == T_STR && tpl_str_eq(d->keys[i].s, key)) return &d->values[i];
+    return NULL;
 }
 
 bool tpl_dict_set(tpl_ctx *c, tpl_dict *d, tpl_value key, tpl_value v) {
     if (!tpl_step(c, d->n)) return false;
-    tpl_value *old = tpl_dict_get(d, key);
+    tpl_value *old = tpl_dict_get(c, d, key);
     if (old) {
         *old = v;
         return true;
@@ -296,11 +298,26 @@ static int64_t as_int(tpl_value v) {
     return v.kind == T_BOOL ? v.b : v.i;
 }
 
-bool tpl_equal(tpl_value a, tpl_value b) {
-    if (tpl_is_number(a) && tpl_is_number(b))
-        return a.kind != T_FLOAT && b.kind != T_FLOAT ? as_int(a) == as_int(b)
-                                                      : tpl_number(a) == tpl_number(b);
+int tpl_order_numbers(tpl_value a, tpl_value b) {
+    if (a.kind != T_FLOAT && b.kind != T_FLOAT) return as_int(a) < as_int(b) ? -1 : as_int(a) > as_int(b);
+    if (a.kind == T_FLOAT && b.kind != T_FLOAT) {
+        int order = tpl_order_numbers(b, a);
+        return order == 2 ? 2 : -order;
+    }
+    if (isnan(b.f) || (a.kind == T_FLOAT && isnan(a.f))) return 2;
+    if (a.kind == T_FLOAT) return a.f < b.f ? -1 : a.f > b.f;
+    if (b.f >= 9223372036854775808.0) return -1;
+    if (b.f < -9223372036854775808.0) return 1;
+    int64_t whole = (int64_t)b.f;
+    double rest = b.f - (double)whole;
+    return as_int(a) != whole ? (as_int(a) < whole ? -1 : 1) : rest > 0 ? -1 : rest < 0;
+}
+
+static bool equal(tpl_ctx *c, tpl_value a, tpl_value b, int depth) {
+    if (tpl_is_number(a) && tpl_is_number(b)) return tpl_order_numbers(a, b) == 0;
     if (a.kind != b.kind) return false;
+    if (depth > NF_TPL_MAX_DEPTH) return tpl_fail(c, NF_ERR_LIMIT, "a value is nested too deep to compare");
+    if (!tpl_step(c, 1)) return false;
     switch (a.kind) {
     case T_UNDEFINED:
     case T_NONE:
@@ -311,13 +328,13 @@ bool tpl_equal(tpl_value a, tpl_value b) {
     case T_TUPLE:
         if (a.list->n != b.list->n) return false;
         for (size_t i = 0; i < a.list->n; i++)
-            if (!tpl_equal(a.list->items[i], b.list->items[i])) return false;
+            if (!equal(c, a.list->items[i], b.list->items[i], depth + 1)) return false;
         return true;
     case T_DICT:
         if (a.dict->n != b.dict->n) return false;
         for (size_t i = 0; i < a.dict->n; i++) {
-            const tpl_value *v = tpl_dict_get(b.dict, a.dict->keys[i]);
-            if (!v || !tpl_equal(*v, a.dict->values[i])) return false;
+            const tpl_value *v = tpl_dict_get(c, b.dict, a.dict->keys[i]);
+            if (!v || !equal(c, *v, a.dict->values[i], depth + 1)) return false;
         }
         return true;
     case T_FUNCTION:
@@ -327,6 +344,10 @@ bool tpl_equal(tpl_value a, tpl_value b) {
     }
 }
 
+bool tpl_equal(tpl_ctx *c, tpl_value a, tpl_value b) {
+    return equal(c, a, b, 0);
+}
+
 const char *tpl_type_name(tpl_value v) {
     static const char *const names[] = {"Undefined", "NoneType", "bool",   "int",        "float",
                                         "str",       "list",     "tuple",  "dict",       "Namespace",
@@ -334,12 +355,12 @@ const char *tpl_type_name(tpl_value v) {
     return names[v.kind];
 }
 
-bool tpl_order(tpl_ctx *c, tpl_value a, tpl_value b, int *order) {
+static bool order_at(tpl_ctx *c, tpl_value a, tpl_value b, int *order, int depth) {
+    if (depth > NF_TPL_MAX_DEPTH) return tpl_fail(c, NF_ERR_LIMIT, "a value is nested too deep to compare");
+    if (!tpl_step(c, 1)) return false;
     if (tpl_is_number(a) && tpl_is_number(b)) {
-        if (a.kind != T_FLOAT && b.kind != T_FLOAT)
-            *order = as_int(a) < as_int(b) ? -1 : as_int(a) > as_int(b);
-        else
-            *order = tpl_number(a) < tpl_number(b) ? -1 : tpl_number(a) > tpl_number(b);
+        *order = tpl_order_numbers(a, b);
+        if (*order == 2) *order = 0; /* NaN sorts as equal to everything */
         return true;
     }
     if (a.kind == T_STR && b.kind == T_STR) { /* UTF-8 sorts as code points do */
@@ -350,13 +371,17 @@ bool tpl_order(tpl_ctx *c, tpl_value a, tpl_value b, int *order) {
     }
     if ((a.kind == T_LIST || a.kind == T_TUPLE) && a.kind == b.kind) {
         for (size_t i = 0; i < a.list->n && i < b.list->n; i++)
-            if (!tpl_equal(a.list->items[i], b.list->items[i]))
-                return tpl_order(c, a.list->items[i], b.list->items[i], order);
+            if (!tpl_equal(c, a.list->items[i], b.list->items[i]))
+                return !c->status && order_at(c, a.list->items[i], b.list->items[i], order, depth + 1);
         *order = a.list->n < b.list->n ? -1 : a.list->n > b.list->n;
         return true;
     }
     return tpl_fail(c, NF_ERR_ARGUMENT, "'<' not supported between instances of '%s' and '%s'",
                     tpl_type_name(a), tpl_type_name(b));
+}
+
+bool tpl_order(tpl_ctx *c, tpl_value a, tpl_value b, int *order) {
+    return order_at(c, a, b, order, 0);
 }
 
 /* ---- iteration ---- */

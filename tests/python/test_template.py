@@ -209,6 +209,25 @@ def test_whole_numbers_beyond_64_bits_are_refused(tmp_path):
     assert [o.get("status") for o in out] == ["limit", "limit", "unsupported"]
 
 
+NEST = "{% set ns = namespace(a=[], b=[]) %}{% for i in range(99999) %}{% set ns.a = [ns.a] %}{% set ns.b = [ns.b] %}{% endfor %}"
+SHARE = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
+
+
+def test_comparing_hostile_values_is_limited(tmp_path):
+    """Deep values overflowed the stack, values that share parts took for ever."""
+    out = render_all([(NEST + "{{ ns.a == ns.b }}", {}), (NEST + "{{ ns.a < ns.b }}", {}), (SHARE + "{{ ns.a == ns.b }}", {})], tmp_path)
+    assert [o.get("status") for o in out] == ["limit"] * 3
+
+
+def test_what_an_attack_found(tmp_path):
+    """Overflows in slices and modulo, brackets before the tag's end, loops that were cut, slices of what has none, exact comparison."""
+    compare([(t, VARS) for t in (
+        "{{ [1,2,3][1::9223372036854775807] }}", "{{ [1,2,3][::-9223372036854775807] }}", "{{ (-9223372036854775807 - 1) % 9223372036854775807 }}", "{{ -7 % 3 }}{{ 7 % -3 }}",
+        "{{ {'a': {'b': 1}}}}", "{% for x in l %}{% break %}{% else %}e{% endfor %}", "{% for x in l %}{% continue %}{% else %}e{% endfor %}",
+        "{% for x in l %}{% filter upper %}a{% break %}{% endfilter %}{% endfor %}", "{% for x in l %}{% set y %}a{% continue %}{% endset %}{{ y }}{% endfor %}",
+        "{{ n[1:] }}", "{{ no[:2] }}", "{{ 9007199254740993 == 9007199254740992.0 }}", "{{ 9007199254740993 > 9007199254740992.0 }}")], tmp_path)
+
+
 def test_limits(tmp_path):
     cases = [("{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}", {}), ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", {}),
              ("(" * 5000, {}), ("{{ " + "(" * 5000 + " }}", {}), ("{{ " + "not " * 5000 + "1 }}", {}), ("{% if a %}" * 3000, {}), ("{{ 'a' * 999999999 }}", {}), ("{{ x }}" * 10, dict(x=[[]]))]
