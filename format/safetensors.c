@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,6 +21,7 @@
 
 #define MAX_HEADER_BYTES (100u << 20) /* the limit of the reference implementation */
 #define MAX_TENSORS 4000000u
+#define MAX_NAME_BYTES 512u /* longer ones would push the reason out of an error message */
 
 typedef struct mapping {
     char *path;
@@ -61,7 +63,7 @@ static nf_status map_file(nf_safetensors *st, const char *path, mapping **out, n
     if (status) return status;
     mapping *m = &st->files[st->n_files];
     *m = (mapping){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang us before it is refused */
     if (fd < 0) return nf_fail_errno(err, errno, "%s: cannot open", path);
     struct stat info;
     if (fstat(fd, &info))
@@ -88,6 +90,23 @@ static nf_status map_file(nf_safetensors *st, const char *path, mapping **out, n
     return status;
 }
 
+/* Text from the file that may stand in a message: control characters could command the terminal. */
+static bool is_plain(const char *text) {
+    size_t n = 0;
+    for (; text[n]; n++)
+        if ((unsigned char)text[n] < 0x20 || text[n] == 0x7f || n >= MAX_NAME_BYTES) return false;
+    return true;
+}
+
+static nf_status check_name(const char *file, const char *name, nf_error *err) {
+    if (is_plain(name)) return NF_OK;
+    int shown = 0;
+    while (shown < 60 && name[shown] >= 0x20 && name[shown] < 0x7f) shown++;
+    return nf_fail(err, NF_ERR_FORMAT,
+                   "%s: the tensor name '%.*s...' holds control characters or more than %u bytes", file,
+                   shown, name, MAX_NAME_BYTES);
+}
+
 static nf_status parse_shape(nf_st_tensor *t, const json_t *shape, uint64_t *count, nf_error *err) {
     if (!json_is_array(shape))
         return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has no shape", t->file, t->name);
@@ -105,46 +124,68 @@ static nf_status parse_shape(nf_st_tensor *t, const json_t *shape, uint64_t *cou
     return NF_OK;
 }
 
-static nf_status parse_tensor(nf_safetensors *st, const mapping *m, uint64_t data_at, const char *name,
-                              const json_t *value, nf_error *err) {
-    nf_st_tensor t = {.name = name, .file = m->path, .dtype = NF_ST_DTYPE_COUNT};
-    const char *dtype = json_string_value(json_object_get(value, "dtype"));
-    for (int d = 0; dtype && d < NF_ST_DTYPE_COUNT; d++)
-        if (!strcmp(dtype, dtypes[d].name)) t.dtype = (nf_st_dtype)d;
-    if (t.dtype == NF_ST_DTYPE_COUNT)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: tensor '%s' has the unknown dtype '%s'", m->path, name,
-                       dtype ? dtype : "");
-    uint64_t count = 0, bytes = 0;
-    nf_status status = parse_shape(&t, json_object_get(value, "shape"), &count, err);
-    if (status) return status;
-    const json_t *offsets = json_object_get(value, "data_offsets"), *begin = json_array_get(offsets, 0),
-                 *end = json_array_get(offsets, 1);
-    if (json_array_size(offsets) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
+static nf_status parse_dtype(nf_st_tensor *t, const json_t *value, nf_error *err) {
+    const char *name = json_string_value(value);
+    for (int d = 0; name && d < NF_ST_DTYPE_COUNT; d++) {
+        if (strcmp(name, dtypes[d].name) != 0) continue;
+        t->dtype = (nf_st_dtype)d;
+        return NF_OK;
+    }
+    if (!name) return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has no dtype", t->file, t->name);
+    return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: tensor '%s' has the unknown dtype '%s'", t->file, t->name,
+                   is_plain(name) ? name : "?");
+}
+
+/* data_offsets [from, to) relative to the data, which begins at data_at; must hold `bytes`. */
+static nf_status parse_offsets(const nf_st_tensor *t, const json_t *value, uint64_t data_bytes,
+                               uint64_t bytes, uint64_t *from, nf_error *err) {
+    const json_t *begin = json_array_get(value, 0), *end = json_array_get(value, 1);
+    if (json_array_size(value) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
         json_integer_value(begin) < 0 || json_integer_value(end) < json_integer_value(begin))
-        return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has bad data_offsets", m->path, name);
-    uint64_t from = (uint64_t)json_integer_value(begin), to = (uint64_t)json_integer_value(end);
-    if (to > m->bytes - data_at)
+        return nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has bad data_offsets", t->file, t->name);
+    *from = (uint64_t)json_integer_value(begin);
+    const uint64_t to = (uint64_t)json_integer_value(end);
+    if (to > data_bytes)
         return nf_fail(
             err, NF_ERR_FORMAT,
-            "%s: tensor '%s' ends %llu bytes behind the end of the file; is the download complete?", m->path,
-            name, (unsigned long long)(to - (m->bytes - data_at)));
-    if (__builtin_mul_overflow(count, (uint64_t)dtypes[t.dtype].size, &bytes) || bytes != to - from)
+            "%s: tensor '%s' ends %llu bytes behind the end of the file; is the download complete?", t->file,
+            t->name, (unsigned long long)(to - data_bytes));
+    if (bytes != to - *from)
         return nf_fail(err, NF_ERR_FORMAT,
-                       "%s: tensor '%s' spans %llu bytes, which its shape and dtype %s do not allow", m->path,
-                       name, (unsigned long long)(to - from), dtype);
-    t.data = m->base + data_at + from;
-    t.bytes = bytes;
-    if (!(t.name = nf_strdup(name, err))) return NF_ERR_MEMORY;
-    status = nf_grow((void **)&st->tensors, &st->tensors_cap, st->n_tensors + 1, sizeof t, err);
-    if (!status && st->n_tensors >= MAX_TENSORS)
-        status = nf_fail(err, NF_ERR_LIMIT, "%s: too many tensors", m->path);
-    if (status) {
-        free((char *)t.name);
-        return status;
-    }
-    st->tensors[st->n_tensors++] = t;
-    st->bytes += bytes;
+                       "%s: tensor '%s' spans %llu bytes, but its shape and dtype %s need %llu", t->file,
+                       t->name, (unsigned long long)(to - *from), dtypes[t->dtype].name,
+                       (unsigned long long)bytes);
     return NF_OK;
+}
+
+static nf_status add_tensor(nf_safetensors *st, nf_st_tensor *t, nf_error *err) {
+    if (st->n_tensors >= MAX_TENSORS) return nf_fail(err, NF_ERR_LIMIT, "%s: too many tensors", t->file);
+    nf_status status = nf_grow((void **)&st->tensors, &st->tensors_cap, st->n_tensors + 1, sizeof *t, err);
+    if (status) return status;
+    if (!(t->name = nf_strdup(t->name, err))) return NF_ERR_MEMORY;
+    st->tensors[st->n_tensors++] = *t;
+    st->bytes += t->bytes;
+    return NF_OK;
+}
+
+static nf_status parse_tensor(nf_safetensors *st, const mapping *m, uint64_t data_at, const char *name,
+                              const json_t *value, nf_error *err) {
+    nf_st_tensor t = {.name = name, .file = m->path};
+    nf_status status = check_name(m->path, name, err);
+    if (!status && !json_is_object(value))
+        status =
+            nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' is not described by a JSON object", m->path, name);
+    if (!status) status = parse_dtype(&t, json_object_get(value, "dtype"), err);
+    uint64_t count = 0, from = 0;
+    if (!status) status = parse_shape(&t, json_object_get(value, "shape"), &count, err);
+    if (!status && __builtin_mul_overflow(count, (uint64_t)dtypes[t.dtype].size, &t.bytes))
+        status = nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has an impossible shape", m->path, name);
+    if (!status)
+        status = parse_offsets(&t, json_object_get(value, "data_offsets"), m->bytes - data_at, t.bytes, &from,
+                               err);
+    if (status) return status;
+    t.data = m->base + data_at + from;
+    return add_tensor(st, &t, err);
 }
 
 static int compare_data(const void *a, const void *b) {
@@ -157,7 +198,8 @@ static int compare_data(const void *a, const void *b) {
  * to another. */
 static nf_status check_tiling(nf_safetensors *st, size_t first, const mapping *m, uint64_t data_at,
                               nf_error *err) {
-    qsort(st->tensors + first, st->n_tensors - first, sizeof *st->tensors, compare_data);
+    if (st->n_tensors > first)
+        qsort(st->tensors + first, st->n_tensors - first, sizeof *st->tensors, compare_data);
     const uint8_t *at = m->base + data_at;
     for (size_t i = first; i < st->n_tensors; i++) {
         const nf_st_tensor *t = &st->tensors[i];
@@ -174,28 +216,48 @@ static nf_status check_tiling(nf_safetensors *st, size_t first, const mapping *m
     return NF_OK;
 }
 
-static nf_status open_file(nf_safetensors *st, const char *path, nf_error *err) {
-    mapping *m = NULL;
-    nf_status status = map_file(st, path, &m, err);
-    if (status) return status;
-    uint64_t header = 0;
-    for (int i = 0; i < 8; i++) header |= (uint64_t)m->base[i] << (8 * i);
-    if (header > MAX_HEADER_BYTES || header > m->bytes - 8)
+/* __metadata__ holds text only; nothing here reads it, so a tensor must not hide in it. */
+static nf_status check_metadata(const char *path, const json_t *value, nf_error *err) {
+    const char *key;
+    json_t *text;
+    bool good = json_is_object(value);
+    json_object_foreach((json_t *)value, key, text) good = good && json_is_string(text);
+    return good ? NF_OK : nf_fail(err, NF_ERR_FORMAT, "%s: __metadata__ is not an object of strings", path);
+}
+
+/* Header bytes, checked against the file. */
+static nf_status read_header(const mapping *m, json_t **root, uint64_t *header, nf_error *err) {
+    *header = 0;
+    for (int i = 0; i < 8; i++) *header |= (uint64_t)m->base[i] << (8 * i);
+    if (*header > m->bytes - 8)
         return nf_fail(err, NF_ERR_FORMAT,
                        "%s: the header claims %llu bytes, the file has %zu; not a safetensors file, or cut",
-                       path, (unsigned long long)header, m->bytes);
-    json_error_t where;
-    json_t *root = json_loadb((const char *)m->base + 8, (size_t)header, JSON_REJECT_DUPLICATES, &where);
-    if (!json_is_object(root)) {
-        json_decref(root);
-        return nf_fail(err, NF_ERR_FORMAT, "%s: the header is not a JSON object: %s", path, where.text);
-    }
-    size_t first = st->n_tensors;
+                       m->path, (unsigned long long)*header, m->bytes);
+    if (*header > MAX_HEADER_BYTES)
+        return nf_fail(err, NF_ERR_LIMIT, "%s: the header claims %llu bytes, the format allows %u", m->path,
+                       (unsigned long long)*header, MAX_HEADER_BYTES);
+    const char *text = (const char *)m->base + 8;
+    json_error_t where = {.text = "it does not begin with '{'"};
+    *root =
+        *header && *text == '{' ? json_loadb(text, (size_t)*header, JSON_REJECT_DUPLICATES, &where) : NULL;
+    if (*root) return NF_OK;
+    return nf_fail(err, NF_ERR_FORMAT, "%s: the header is not a JSON object: %s", m->path,
+                   is_plain(where.text) ? where.text : "damaged text");
+}
+
+static nf_status open_file(nf_safetensors *st, const char *path, nf_error *err) {
+    mapping *m = NULL;
+    json_t *root = NULL, *value;
+    uint64_t header = 0;
+    nf_status status = map_file(st, path, &m, err);
+    if (!status) status = read_header(m, &root, &header, err);
+    if (status) return status;
+    const size_t first = st->n_tensors;
     const char *name;
-    json_t *value;
     json_object_foreach(root, name, value) {
-        if (!strcmp(name, "__metadata__")) continue;
-        if ((status = parse_tensor(st, m, 8 + header, name, value, err))) break;
+        status = strcmp(name, "__metadata__") ? parse_tensor(st, m, 8 + header, name, value, err)
+                                              : check_metadata(path, value, err);
+        if (status) break;
     }
     json_decref(root);
     return status ? status : check_tiling(st, first, m, 8 + header, err);
@@ -225,35 +287,43 @@ static int compare_strings(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Every distinct file that the index names, opened in name order. */
+/* Opens n files of the folder in name order, each once. Sorts `names`. */
+static nf_status open_files(nf_safetensors *st, const char *dir, const char **names, size_t n,
+                            nf_error *err) {
+    nf_status status = NF_OK;
+    nf_buf path = {0};
+    if (n) qsort(names, n, sizeof *names, compare_strings);
+    for (size_t i = 0; i < n && !status; i++) {
+        if (i && !strcmp(names[i], names[i - 1])) continue;
+        status = join(dir, names[i], &path, err);
+        if (!status) status = open_file(st, path.data, err);
+    }
+    nf_buf_free(&path);
+    return status;
+}
+
+/* Every file that the index names. Names that could leave the folder are refused. */
 static nf_status open_indexed(nf_safetensors *st, const char *dir, const char *index_path, const json_t *map,
                               nf_error *err) {
-    size_t n = json_object_size(map), n_files = 0;
-    const char **files = nf_alloc(n, sizeof *files, "file names of the index", err);
+    size_t n = 0;
+    const char **files = nf_alloc(json_object_size(map), sizeof *files, "file names of the index", err);
     if (!files) return NF_ERR_MEMORY;
     nf_status status = NF_OK;
     const char *tensor;
     json_t *value;
     json_object_foreach((json_t *)map, tensor, value) {
         const char *file = json_string_value(value);
-        if (!file || !*file || strchr(file, '/') || !strcmp(file, "..")) {
+        status = check_name(index_path, tensor, err);
+        if (!status && (!file || !*file || strchr(file, '/') || !strcmp(file, ".") || !strcmp(file, "..") ||
+                        !is_plain(file)))
             status = nf_fail(err, NF_ERR_FORMAT, "%s: tensor '%s' has a bad file name", index_path, tensor);
-            break;
-        }
-        files[n_files++] = file;
+        if (status) break;
+        files[n++] = file;
     }
-    if (!status && n_files) qsort(files, n_files, sizeof *files, compare_strings);
-    nf_buf path = {0};
-    for (size_t i = 0; i < n_files && !status; i++) {
-        if (i && !strcmp(files[i], files[i - 1])) continue;
-        status = join(dir, files[i], &path, err);
-        if (!status && access(path.data, F_OK))
-            status = nf_fail(err, NF_ERR_NOT_FOUND,
-                             "%s: names %s, which does not exist; is the download complete?", index_path,
-                             files[i]);
-        if (!status) status = open_file(st, path.data, err);
-    }
-    nf_buf_free(&path);
+    if (!status) status = open_files(st, dir, files, n, err);
+    if (status == NF_ERR_NOT_FOUND)
+        status =
+            nf_context(err, "%s names a file that does not exist; is the download complete?", index_path);
     free(files);
     return status;
 }
@@ -275,6 +345,9 @@ static nf_status check_index(const nf_safetensors *st, const char *index_path, c
 
 static nf_status open_index(nf_safetensors *st, const char *dir, const char *index_path, nf_error *err) {
     nf_buf text = {0};
+    struct stat info;
+    if (stat(index_path, &info)) return nf_fail_errno(err, errno, "%s: cannot open", index_path);
+    if (!S_ISREG(info.st_mode)) return nf_fail(err, NF_ERR_FORMAT, "%s: is not a regular file", index_path);
     nf_status status = nf_read_file(index_path, MAX_HEADER_BYTES, &text, err);
     if (status) {
         nf_buf_free(&text);
@@ -285,9 +358,10 @@ static nf_status open_index(nf_safetensors *st, const char *dir, const char *ind
     nf_buf_free(&text);
     const json_t *map = json_object_get(root, "weight_map");
     if (!root)
-        status = nf_fail(err, NF_ERR_FORMAT, "%s: line %d: %s", index_path, where.line, where.text);
-    else if (!json_is_object(map))
-        status = nf_fail(err, NF_ERR_FORMAT, "%s: has no weight_map", index_path);
+        status = nf_fail(err, NF_ERR_FORMAT, "%s: line %d: %s", index_path, where.line,
+                         is_plain(where.text) ? where.text : "damaged text");
+    else if (!json_is_object(map) || !json_object_size(map))
+        status = nf_fail(err, NF_ERR_FORMAT, "%s: has no weight_map, or an empty one", index_path);
     if (!status) status = open_indexed(st, dir, index_path, map, err);
     if (!status) status = sort_and_check(st, err);
     if (!status) status = check_index(st, index_path, map, err);
@@ -295,25 +369,64 @@ static nf_status open_index(nf_safetensors *st, const char *dir, const char *ind
     return status;
 }
 
-static nf_status open_all(nf_safetensors *st, const char *dir, nf_error *err) {
+/* Names of the *.safetensors entries of a folder, owned by the caller. */
+static nf_status list_folder(const char *dir, char ***names, size_t *n, nf_error *err) {
     DIR *d = opendir(dir);
     if (!d) return nf_fail_errno(err, errno, "%s: cannot open folder", dir);
     nf_status status = NF_OK;
-    nf_buf path = {0};
-    size_t found = 0;
-    for (struct dirent *e; !status && (e = readdir(d));) {
-        size_t n = strlen(e->d_name);
-        if (n < 12 || strcmp(e->d_name + n - 12, ".safetensors") != 0) continue;
-        found++;
-        status = join(dir, e->d_name, &path, err);
-        if (!status) status = open_file(st, path.data, err);
+    size_t cap = 0;
+    for (;;) {
+        errno = 0;
+        struct dirent *e = readdir(d);
+        if (!e) break;
+        const size_t length = strlen(e->d_name);
+        if (length < 12 || strcmp(e->d_name + length - 12, ".safetensors") != 0) continue;
+        status = nf_grow((void **)names, &cap, *n + 1, sizeof **names, err);
+        char *name = status ? NULL : nf_strdup(e->d_name, err);
+        if (!name) {
+            status = NF_ERR_MEMORY;
+            break;
+        }
+        (*names)[(*n)++] = name;
     }
-    nf_buf_free(&path);
+    if (!status && errno) status = nf_fail_errno(err, errno, "%s: cannot read folder", dir);
     closedir(d);
-    if (!status && !found)
+    return status;
+}
+
+/* A folder without index: model.safetensors if there is one (others beside it are copies in other layouts),
+ * otherwise all files. */
+static nf_status open_all(nf_safetensors *st, const char *dir, nf_error *err) {
+    char **names = NULL;
+    size_t n = 0;
+    nf_status status = list_folder(dir, &names, &n, err);
+    if (!status && !n)
         status = nf_fail(err, NF_ERR_NOT_FOUND,
                          "%s: holds no .safetensors file and no model.safetensors.index.json", dir);
+    const char *single = NULL;
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(names[i], "model.safetensors")) single = names[i];
+    if (!status)
+        status =
+            single ? open_files(st, dir, &single, 1, err) : open_files(st, dir, (const char **)names, n, err);
+    for (size_t i = 0; i < n; i++) free(names[i]);
+    free(names);
     return status ? status : sort_and_check(st, err);
+}
+
+static nf_status open_folder(nf_safetensors *st, const char *dir, nf_error *err) {
+    nf_buf index = {0};
+    struct stat info;
+    nf_status status = join(dir, "model.safetensors.index.json", &index, err);
+    /* lstat: an index whose link leads nowhere is an error, not a checkpoint without index. */
+    if (!status && lstat(index.data, &info)) {
+        status = errno == ENOENT ? open_all(st, dir, err)
+                                 : nf_fail_errno(err, errno, "%s: cannot open", index.data);
+    } else if (!status) {
+        status = open_index(st, dir, index.data, err);
+    }
+    nf_buf_free(&index);
+    return status;
 }
 
 nf_status nf_safetensors_open(const char *path, nf_safetensors **out, nf_error *err) {
@@ -322,18 +435,13 @@ nf_status nf_safetensors_open(const char *path, nf_safetensors **out, nf_error *
     if (stat(path, &info)) return nf_fail_errno(err, errno, "%s: cannot open", path);
     nf_safetensors *st = nf_calloc(1, sizeof *st, "a checkpoint", err);
     if (!st) return NF_ERR_MEMORY;
-    nf_buf index = {0};
-    nf_status status = NF_OK;
-    if (!S_ISDIR(info.st_mode)) {
+    nf_status status;
+    if (S_ISDIR(info.st_mode)) {
+        status = open_folder(st, path, err);
+    } else {
         status = open_file(st, path, err);
         if (!status) status = sort_and_check(st, err);
-    } else {
-        status = join(path, "model.safetensors.index.json", &index, err);
-        if (!status)
-            status =
-                access(index.data, F_OK) ? open_all(st, path, err) : open_index(st, path, index.data, err);
     }
-    nf_buf_free(&index);
     if (status)
         nf_safetensors_close(st);
     else
