@@ -75,10 +75,12 @@ uint64_t nf_matrix_scale_offset(nf_type type, uint64_t rows, uint64_t cols);
  * apart, to `out` (ceil(cols/32) * block_bytes bytes). For NF_TYPE_F8 the caller supplies the scales of this
  * tile's row of 128-blocks, `block_scales` [ceil(cols/128)] (element = e4m3(w / scale)); NULL otherwise.
  * Values must be finite: NF_ERR_NUMERIC names row and column (relative to the tile) of the first that is not,
- * or of the first whose scale does not fit f16. */
+ * or that f16 (as a value or as its group's scale), bf16 or f8 cannot hold, or the f8 scale that is 0 or not
+ * finite. The same bytes with every compiler. */
 nf_status nf_quantise_tile(nf_format format, const float *rows, size_t stride, size_t n_rows, size_t cols,
                            const float *block_scales, uint8_t *out, nf_error *err);
-/* Inverse: writes n_rows x cols floats, `stride` floats apart. */
+/* Inverse: writes n_rows x cols floats, `stride` floats apart. A format that no matrix has, or f8 without
+ * scales, gives NaN. */
 void nf_dequantise_tile(nf_format format, const uint8_t *tile, size_t n_rows, size_t cols,
                         const float *block_scales, float *rows, size_t stride);
 /* One row (0..7) of a tile: `cols` floats to out. */

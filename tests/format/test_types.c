@@ -1,6 +1,7 @@
 /*
- * Storage types against docs/arithmetic.md (the worked blocks there are read from the page), conversions
- * against slow definitions, and the errors of quantisation.
+ * Storage types against docs/arithmetic.md (the worked blocks there are read from the page): layout, rounding
+ * rules, errors. tests/python/test_types.py holds an independent reader and writer; scalar conversions are in
+ * test_numeric.c.
  */
 #include "tests/support/support.h"
 
@@ -12,74 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Nearest of `n` values (ascending), ties to the even index. */
-static int nearest_index(const double *values, int n, double x) {
-    int best = 0;
-    for (int i = 1; i < n; i++) {
-        double a = fabs(values[i] - x), b = fabs(values[best] - x);
-        if (a < b || (a == b && i % 2 == 0)) best = i;
-    }
-    return best;
-}
-
-static void test_small_floats_round_trip(void **state) {
-    (void)state;
-    for (uint32_t h = 0; h < 65536; h++) {
-        float f = nf_f16_to_f32((uint16_t)h), b = nf_bf16_to_f32((uint16_t)h);
-        int e = h >> 10 & 31, m = h & 1023;
-        double want = e == 31 ? (m ? NAN : INFINITY) : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
-        if (h & 0x8000) want = -want;
-        assert_true(isnan(want) ? isnan(f) : (double)f == want);
-        if (!isnan(f)) assert_int_equal(nf_f32_to_f16(f), h);
-        if (!isnan(b)) assert_int_equal(nf_f32_to_bf16(b), h);
-    }
-    assert_true(isnan(nf_f16_to_f32(nf_f32_to_f16(NAN))) && isnan(nf_bf16_to_f32(nf_f32_to_bf16(NAN))));
-    for (int b = 0; b < 256; b++) {
-        float f = nf_e4m3_to_f32((uint8_t)b);
-        if ((b & 127) == 127)
-            assert_true(isnan(f));
-        else
-            assert_int_equal(nf_f32_to_e4m3(f), b);
-    }
-}
-
-static void test_rounding(void **state) {
-    (void)state;
-    uint64_t seed = 4;
-    double e4m3[127];
-    for (int i = 0; i < 127; i++) e4m3[i] = nf_e4m3_to_f32((uint8_t)i);
-    for (int round = 0; round < 20000; round++) {
-        float x = ldexpf(next_float(&seed), (int)(next_random(&seed) % 24) - 13);
-        if (round < 126) x = (float)((e4m3[round] + e4m3[round + 1]) / 2); /* exactly between */
-        int want = nearest_index(e4m3, 127, fabs((double)x));
-        assert_int_equal(nf_f32_to_e4m3(x) & 127, want);
-    }
-    assert_int_equal(nf_f32_to_e4m3(1e9f), 0x7e);
-    /* f16 and bf16: the neighbours of the result are not nearer, and ties go to even. */
-    for (int round = 0; round < 300000; round++) {
-        float x = ldexpf(next_float(&seed), (int)(next_random(&seed) % 44) - 27);
-        if (round % 3 == 0) x = nf_f32_from_bits(nf_f32_bits(x) & 0xFFFFF000u); /* many exact ties */
-        uint16_t h = nf_f32_to_f16(x), b = nf_f32_to_bf16(x);
-        if (fabsf(x) >= 65520.0f) {
-            assert_int_equal(h & 0x7fff, 0x7c00);
-        } else {
-            double d = fabs((double)nf_f16_to_f32(h) - x);
-            for (int step = -1; step <= 1; step += 2) {
-                uint16_t other = (uint16_t)(h + step);
-                if ((h & 0x7fff) == 0 && step < 0) continue;
-                double o = fabs((double)nf_f16_to_f32(other) - x);
-                if (!isfinite(o)) continue;
-                assert_true(d < o || (d == o && h % 2 == 0));
-            }
-        }
-        double d = fabs((double)nf_bf16_to_f32(b) - x);
-        for (int step = -1; step <= 1; step += 2) {
-            double o = fabs((double)nf_bf16_to_f32((uint16_t)(b + step)) - x);
-            assert_true(d < o || (d == o && b % 2 == 0) || (b & 0x7fff) == 0);
-        }
-    }
-}
 
 static void test_geometry(void **state) {
     (void)state;
@@ -207,6 +140,184 @@ static void test_bad_values_are_named(void **state) {
         NF_ERR_ARGUMENT);
 }
 
+/* Each kind of value that a type cannot hold is refused and named: nothing becomes infinite in silence. */
+static void test_what_does_not_fit(void **state) {
+    (void)state;
+    static const struct {
+        int format;
+        float value;
+        float scale; /* of the f8 block */
+        nf_status status;
+        const char *what;
+    } cases[] = {
+        {1, 65519.0f, 0, NF_OK, ""},
+        {1, 65520.0f, 0, NF_ERR_NUMERIC, "too large for f16"}, /* was: stored as infinity */
+        {1, -1e30f, 0, NF_ERR_NUMERIC, "too large for f16"},
+        {2, 3.3e38f, 0, NF_OK, ""},
+        {2, 0x1.fffffep127f, 0, NF_ERR_NUMERIC, "too large for bf16"},
+        {0, 0x1.fffffep127f, 0, NF_OK, ""},
+        {3, 463.0f, 1, NF_OK, ""},
+        {3, 464.0f, 1, NF_ERR_NUMERIC, "too large for f8"},
+        {3, 1.0f, 0, NF_ERR_NUMERIC, "scale"},
+        {3, 1.0f, NAN, NF_ERR_NUMERIC, "scale"},
+        {3, 1.0f, INFINITY, NF_ERR_NUMERIC, "scale"},
+        {3, 1e30f, 0x1p-126f, NF_ERR_NUMERIC, "too large for f8"},
+        {4, 65519.0f * 127, 0, NF_OK, ""},
+        {4, 65521.0f * 127, 0, NF_ERR_NUMERIC, "f16 scale"},
+        {5, 500000.0f, 0, NF_OK, ""},
+        {5, 1e30f, 0, NF_ERR_NUMERIC,
+         "f16 scale"}, /* was: bytes of the stack, all candidates being infinite */
+        {5, -0x1.fffffep127f, 0, NF_ERR_NUMERIC, "f16 scale"},
+        {6, 8e6f, 0, NF_OK, ""},
+        {6, -1e30f, 0, NF_ERR_NUMERIC, "f16 scale"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nf_error err = {0};
+        float w[2 * 64] = {0}, back[2 * 64];
+        uint8_t tile[2048];
+        w[64 + 40] = cases[i].value;
+        nf_status status = nf_quantise_tile(formats[cases[i].format].format, w, 64, 2, 64,
+                                            cases[i].format == 3 ? &cases[i].scale : NULL, tile, &err);
+        if (status != cases[i].status || (status && !strstr(err.message, cases[i].what)))
+            fail_msg("case %zu: %s '%s'", i, nf_status_name(status), err.message);
+        if (status && strcmp(cases[i].what, "scale") != 0)
+            assert_non_null(strstr(err.message, "row 1, column 40"));
+        if (status) continue;
+        nf_dequantise_tile(formats[cases[i].format].format, tile, 2, 64, &cases[i].scale, back, 64);
+        assert_true(fabsf(back[64 + 40] - cases[i].value) <= 0.04f * fabsf(cases[i].value));
+    }
+}
+
+static void test_bad_arguments(void **state) {
+    (void)state;
+    static const nf_format bad[] = {{NF_TYPE_C4, NF_CODEBOOK_NONE},
+                                    {NF_TYPE_C4, (nf_codebook)7},
+                                    {NF_TYPE_U8, 0},
+                                    {(nf_type)99, 0},
+                                    {(nf_type)-1, 0},
+                                    {NF_TYPE_I8, NF_CODEBOOK_NL}};
+    nf_error err = {0};
+    float w[9 * 32] = {0}, back[32];
+    uint8_t tile[1024] = {0};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(nf_quantise_tile(bad[i], w, 32, 1, 32, NULL, tile, &err), NF_ERR_ARGUMENT);
+        nf_dequantise_row(bad[i], tile, 0, 32, NULL, back);
+        for (int c = 0; c < 32; c++) assert_true(isnan(back[c]));
+    }
+    assert_int_equal(nf_quantise_tile(formats[0].format, w, 32, 9, 32, NULL, tile, &err), NF_ERR_ARGUMENT);
+    assert_int_equal(nf_quantise_tile(formats[3].format, w, 32, 1, 32, NULL, tile, &err), NF_ERR_ARGUMENT);
+    assert_non_null(strstr(err.message, "f8"));
+    nf_dequantise_row(formats[3].format, tile, 0, 32, NULL, back);
+    assert_true(isnan(back[0]));
+}
+
+/* i8: d = f16(absmax / 127), q = w / d rounded half to even. */
+static void test_i8_rounding(void **state) {
+    (void)state;
+    nf_error err = {0};
+    uint64_t seed = 3;
+    for (int round = 0; round < 2000; round++) {
+        float w[32], absmax = 0;
+        uint8_t tile[272];
+        const float size = ldexpf(1.0f, (int)(next_random(&seed) % 46) - 30);
+        for (int c = 0; c < 32; c++) w[c] = next_float(&seed) * size;
+        if (round % 2) /* many exact ties */
+            for (int c = 0; c < 32; c++) w[c] = rintf(w[c] / size * 254) / 2 * size, w[0] = 127 * size;
+        for (int c = 0; c < 32; c++) absmax = fmaxf(absmax, fabsf(w[c]));
+        OK(nf_quantise_tile(formats[4].format, w, 32, 1, 32, NULL, tile, &err));
+        const uint16_t h = nf_f32_to_f16(absmax / 127);
+        assert_int_equal(tile[0] | tile[1] << 8, h);
+        for (int c = 0; c < 32; c++) {
+            float q = h ? rintf(w[c] / nf_f16_to_f32(h)) : 0;
+            assert_int_equal((int8_t)tile[16 + c], (int)fmaxf(-127, fminf(127, q)));
+        }
+    }
+}
+
+/* Squared error of a group for codes chosen by trying all 16. */
+static double best_error(const float *w, const int8_t *values, float scale) {
+    double sum = 0;
+    for (int c = 0; c < 32; c++) {
+        double best = INFINITY;
+        for (int v = 0; v < 16; v++) best = fmin(best, fabs((double)w[c] - (double)scale * values[v]));
+        sum += best * best;
+    }
+    return sum;
+}
+
+/* c4: each code is the nearest for the stored scale, and the error is not above that of Q4_0 and IQ4_NL's
+ * plain rule (the extreme becomes the first value) in any group, and clearly below it on average. */
+static void test_c4_is_nearest_and_better(void **state) {
+    (void)state;
+    nf_error err = {0};
+    uint64_t seed = 6;
+    for (int k = 5; k < 7; k++) {
+        const int8_t *values = nf_codebook_values(formats[k].format.codebook);
+        double ours = 0, plain = 0;
+        for (int round = 0; round < 3000; round++) {
+            float w[32], back[32], extreme = 0;
+            uint8_t tile[144];
+            for (int c = 0; c < 32; c++)
+                w[c] = (next_float(&seed) + next_float(&seed) + next_float(&seed)) * 0.01f;
+            for (int c = 0; c < 32; c++)
+                if (fabsf(w[c]) > fabsf(extreme)) extreme = w[c];
+            OK(nf_quantise_tile(formats[k].format, w, 32, 1, 32, NULL, tile, &err));
+            nf_dequantise_row(formats[k].format, tile, 0, 32, NULL, back);
+            double error = 0;
+            for (int c = 0; c < 32; c++) error += ((double)w[c] - back[c]) * ((double)w[c] - back[c]);
+            const float scale = nf_f16_to_f32((uint16_t)(tile[0] | tile[1] << 8));
+            assert_true(error <= best_error(w, values, scale) * (1 + 1e-6));
+            const double reference = best_error(w, values, nf_f16_to_f32(nf_f32_to_f16(extreme / values[0])));
+            assert_true(error <= reference * (1 + 1e-5));
+            ours += error;
+            plain += reference;
+        }
+        assert_true(ours < 0.92 * plain);
+    }
+}
+
+/* Columns beyond the matrix leave zero codes and have no say in the scale. Was: `nl`, which has no zero,
+ * counted them. */
+static void test_padding_columns(void **state) {
+    (void)state;
+    nf_error err = {0};
+    uint64_t seed = 12;
+    for (int k = 4; k < 7; k++)
+        for (size_t n = 1; n < 32; n++) {
+            float w[32] = {0}, back[32];
+            uint8_t tile[272];
+            for (size_t c = 0; c < n; c++) w[c] = next_float(&seed);
+            OK(nf_quantise_tile(formats[k].format, w, 32, 1, n, NULL, tile, &err));
+            for (size_t c = n; c < 32; c++)
+                assert_int_equal(k == 4 ? tile[16 + c] : c < 16 ? tile[16 + c] & 15 : tile[c] >> 4, 0);
+            if (n > 1) continue;
+            nf_dequantise_row(formats[k].format, tile, 0, 1, NULL, back);
+            assert_true(fabsf(back[0] - w[0]) <= 0.001f * fabsf(w[0])); /* one value alone is nearly exact */
+        }
+}
+
+/* What is already in the type comes back bit for bit: Q4_0 always holds its -8, Q8_0 its 127. */
+static void test_exact_sources(void **state) {
+    (void)state;
+    nf_error err = {0};
+    uint64_t seed = 9;
+    for (int round = 0; round < 3000; round++) {
+        const bool linear = round % 2;
+        const int low = linear ? -8 : -127, high = linear ? 7 : 127;
+        const nf_format format = formats[linear ? 5 : 4].format;
+        const float d = nf_f16_to_f32((uint16_t)(0x0400 + next_random(&seed) % 0x6000)) *
+                        (linear && round % 4 == 1 ? -1 : 1);
+        float w[32], back[32];
+        uint8_t tile[272];
+        for (int c = 0; c < 32; c++)
+            w[c] = (float)(low + (int)(next_random(&seed) % (uint64_t)(high - low + 1))) * d;
+        w[next_random(&seed) % 32] = (float)low * d;
+        OK(nf_quantise_tile(format, w, 32, 1, 32, NULL, tile, &err));
+        nf_dequantise_row(format, tile, 0, 32, NULL, back);
+        for (int c = 0; c < 32; c++) assert_true(back[c] == w[c]);
+    }
+}
+
 static void test_f8_scales(void **state) {
     (void)state;
     static float w[130 * 140];
@@ -216,16 +327,22 @@ static void test_f8_scales(void **state) {
     nf_f8_block_scales(w, 140, 130, 140, scales);
     assert_true(scales[0] == 4.0f && scales[1] == 1.0f && scales[2] == 1.0f);
     assert_true(0.001f / scales[3] <= 448.0f && 0.001f / scales[3] > 224.0f);
+    /* The limits: exactly 448 of a power of two, one step above, the largest and the smallest floats. */
+    static const float at[][2] = {{448.0f, 1.0f},         {448.00003f, 2.0f}, {0x1.fffffep127f, 0x1p120f},
+                                  {0x1p-149f, 0x1p-126f}, {7.0f, 0x1p-6f},    {0.0f, 1.0f}};
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        nf_f8_block_scales(at[i], 1, 1, 1, scales);
+        if (scales[0] != at[i][1]) fail_msg("the scale of %a is %a", (double)at[i][0], (double)scales[0]);
+    }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_floats_round_trip),
-        cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_geometry),
-        cmocka_unit_test(test_the_documents_blocks),
-        cmocka_unit_test(test_quantise_and_back),
-        cmocka_unit_test(test_bad_values_are_named),
+        cmocka_unit_test(test_geometry),          cmocka_unit_test(test_the_documents_blocks),
+        cmocka_unit_test(test_quantise_and_back), cmocka_unit_test(test_bad_values_are_named),
+        cmocka_unit_test(test_what_does_not_fit), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_i8_rounding),       cmocka_unit_test(test_c4_is_nearest_and_better),
+        cmocka_unit_test(test_padding_columns),   cmocka_unit_test(test_exact_sources),
         cmocka_unit_test(test_f8_scales),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
