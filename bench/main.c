@@ -74,7 +74,7 @@ static void tile_body(void *user, size_t begin, size_t end, int thread) {
     timed *t = user;
     float out[64 * NF_TILE_ROWS];
     for (size_t i = begin; i < end; i++) {
-        t->kernels->tile(&t->w, i, &t->in, NULL, t->m, out);
+        t->kernels->tiles(&t->w, i, 1, &t->in, NULL, t->m, out);
         t->sink[thread] += out[0];
     }
 }
@@ -116,11 +116,19 @@ typedef struct settings {
 static const struct {
     const char *name;
     nf_format format;
-} types[] = {{"c4", {NF_TYPE_C4, NF_CODEBOOK_LINEAR}},
-             {"c4 nl", {NF_TYPE_C4, NF_CODEBOOK_NL}},
-             {"i8", {NF_TYPE_I8, NF_CODEBOOK_NONE}},
-             {"bf16", {NF_TYPE_BF16, NF_CODEBOOK_NONE}},
-             {"f32", {NF_TYPE_F32, NF_CODEBOOK_NONE}}};
+} types[] = {{"c4", {NF_TYPE_C4, NF_CODEBOOK_LINEAR, NF_SCALE_F16}},
+             {"c4 nl", {NF_TYPE_C4, NF_CODEBOOK_NL, NF_SCALE_F16}},
+             {"mxfp4", {NF_TYPE_C4, NF_CODEBOOK_E2M1, NF_SCALE_E8M0}},
+             {"nvfp4", {NF_TYPE_C4, NF_CODEBOOK_E2M1, NF_SCALE_E4M3}},
+             {"z4", {.type = NF_TYPE_Z4}},
+             {"a4", {.type = NF_TYPE_A4}},
+             {"s5", {.type = NF_TYPE_S5}},
+             {"s6", {.type = NF_TYPE_S6}},
+             {"i8", {.type = NF_TYPE_I8}},
+             {"f8", {.type = NF_TYPE_F8}},
+             {"bf16", {.type = NF_TYPE_BF16}},
+             {"f16", {.type = NF_TYPE_F16}},
+             {"f32", {.type = NF_TYPE_F32}}};
 
 /* Input rows with random values. */
 static nf_status make_rows(const nf_kernels *kernels, size_t m, size_t k, nf_rows *out, nf_error *err) {
@@ -155,7 +163,11 @@ static nf_status measure_kernels(const settings *o, nf_error *err) {
     nf_team team;
     nf_team_init(&team, o->threads ? (int)o->threads : topology.n_cores);
     float *sink = nf_calloc(1025, sizeof *sink, "results", err);
-    if (!sink) status = NF_ERR_MEMORY;
+    /* Of f8: an entry for 128 x 128 bytes, rounded up along both sides. */
+    const size_t entries = memory.n / (NF_F8_BLOCK * NF_F8_BLOCK) * 2 + (size_t)o->cols + 1;
+    float *table = nf_alloc(entries, sizeof *table, "a table of scales", err);
+    for (size_t i = 0; table && i < entries; i++) table[i] = 0.5f;
+    if (!sink || !table) status = NF_ERR_MEMORY;
     if (!status) status = make_rows(kernels, 8, (size_t)o->cols, &rows, err);
     if (!status) {
         timed t = {.memory = &memory, .sink = sink, .repeat = 1};
@@ -168,14 +180,15 @@ static nf_status measure_kernels(const settings *o, nf_error *err) {
         t.kernels = kernels;
         t.in = rows;
         for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
-            size_t tile = (size_t)nf_matrix_tile_bytes(types[k].format.type, NF_TILE_ROWS, (uint64_t)o->cols),
+            size_t tile = (size_t)nf_matrix_tile_bytes(types[k].format, NF_TILE_ROWS, (uint64_t)o->cols),
                    all = memory.n / tile;
             size_t few = (256u << 10) / tile ? (256u << 10) / tile : 1; /* stays in the second-level caches */
             t.w = (nf_weights){.format = types[k].format,
                                .rows = all * NF_TILE_ROWS,
                                .cols = (size_t)o->cols,
                                .tiles = memory.bytes,
-                               .tile_stride = tile};
+                               .tile_stride = tile,
+                               .table = table};
             for (t.m = 1; t.m <= 8; t.m *= 2) {
                 t.n_tiles = all;
                 t.repeat = 1;
@@ -190,6 +203,7 @@ static nf_status measure_kernels(const settings *o, nf_error *err) {
     }
     free_rows(&rows);
     free(sink);
+    free(table);
     munmap(memory.bytes, memory.n + (4u << 20));
     return status;
 }

@@ -239,6 +239,7 @@ static nf_status store_metadata(nf_conversion *c, const checkpoint_texts *t, con
     if (!status) status = nf_writer_meta(c->writer, "model.config", t->config.data, err);
     if (!status) status = nf_writer_meta(c->writer, "model.type", nf_type_get(type.type)->name, err);
     if (!status) status = nf_writer_meta(c->writer, "model.codebook", nf_codebook_name(type.codebook), err);
+    if (!status) status = nf_writer_meta(c->writer, "model.scale", nf_scale_name(type.scale), err);
     if (!status && t->generation_config.data)
         status = nf_writer_meta(c->writer, "model.generation_config", t->generation_config.data, err);
     if (!status && special->data)

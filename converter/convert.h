@@ -22,9 +22,9 @@ typedef struct nf_convert_options {
  * tensor is named with its file.
  *
  * Metadata written: "model.config" (config.json as it was), "model.name" (folder name),
- * "model.generation_config" (if present), "model.type" ("c4"), "model.codebook", "converter.version",
- * "converter.sources" (JSON: files, sizes). Blobs: "tokenizer" (compiled), "chat_template" (Jinja text, if
- * any). */
+ * "model.generation_config" (if present), "model.type" ("c4"), "model.codebook", "model.scale",
+ * "converter.version", "converter.sources" (JSON: files, sizes). Blobs: "tokenizer" (compiled),
+ * "chat_template" (Jinja text, if any). */
 nf_status nf_convert(const char *source, const char *out_path, const nf_convert_options *options,
                      nf_error *err);
 

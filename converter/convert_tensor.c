@@ -4,6 +4,7 @@
  */
 #include "converter/convert_internal.h"
 
+#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +21,9 @@ nf_format nf_recipe_format(nf_format type, nf_role role) {
     case NF_ROLE_BANK:
         return type;
     case NF_ROLE_MATRIX:
-        return nf_type_get(type.type)->bits < 8 ? (nf_format){NF_TYPE_I8, NF_CODEBOOK_NONE} : type;
+        return nf_type_get(type.type)->bits < 8 ? (nf_format){.type = NF_TYPE_I8} : type;
     default:
-        return (nf_format){NF_TYPE_F32, NF_CODEBOOK_NONE};
+        return (nf_format){.type = NF_TYPE_F32};
     }
 }
 
@@ -48,7 +49,7 @@ nf_status nf_recipe_object(const nf_convert_options *options, const nf_tensor_sp
         if (!(spec->n_dims == 3 && i == 1 && spec->shape[1] == 1)) out->shape[out->n_dims++] = spec->shape[i];
     out->tiled = spec->role != NF_ROLE_VECTOR;
     if (out->tiled) {
-        out->bytes = nf_matrix_bytes(out->format.type, out->shape[0], out->shape[1]);
+        out->bytes = nf_matrix_bytes(out->format, out->shape[0], out->shape[1]);
     } else {
         out->bytes = sizeof(float);
         for (uint32_t i = 0; i < out->n_dims; i++)
@@ -109,16 +110,39 @@ static bool stopped(first_error *f) {
 /* ---- one matrix ---- */
 
 /* Converts tile t of a source matrix to `out`; rows: scratch [8, cols]. */
-static nf_status convert_tile(const nf_source *s, nf_format format, uint64_t t, const float *block_scales,
+static nf_status convert_tile(const nf_source *s, nf_format format, uint64_t t, const float *table,
                               float *rows, uint8_t *out, nf_error *err) {
     uint64_t first = t * NF_TILE_ROWS, n = s->rows - first < NF_TILE_ROWS ? s->rows - first : NF_TILE_ROWS;
     nf_status status = nf_source_rows(s, first, n, rows, err);
     if (status) return status;
-    const float *scales = block_scales ? block_scales + first / NF_F8_BLOCK * ((s->cols + 127) / 128) : NULL;
-    status = nf_quantise_tile(format, rows, (size_t)s->cols, (size_t)n, (size_t)s->cols, scales, out, err);
+    status = nf_quantise_tile(format, rows, (size_t)s->cols, (size_t)n, (size_t)s->cols,
+                              nf_tile_table(format, table, (size_t)s->cols, (size_t)t), NULL, out, err);
     return status ? nf_context(err, "%s: tensor '%s', rows from %llu", s->weight->file, s->weight->name,
                                (unsigned long long)first)
                   : NF_OK;
+}
+
+/* The table of a matrix: a first reading of its rows, for formats that need one. *table is NULL for the
+ * others. */
+static nf_status build_table(const nf_source *s, nf_format format, float **table, nf_error *err) {
+    *table = NULL;
+    if (!nf_format_has_table(format)) return NF_OK;
+    const size_t cols = (size_t)s->cols, across = (cols + NF_F8_BLOCK - 1) / NF_F8_BLOCK;
+    float *rows = nf_alloc(NF_F8_BLOCK, cols * sizeof *rows, "conversion rows", err), absmax = 0.0f;
+    *table = nf_calloc((size_t)nf_matrix_table_bytes(format, s->rows, s->cols), 1, "a table of scales", err);
+    nf_status status = rows && *table ? NF_OK : NF_ERR_MEMORY;
+    for (uint64_t first = 0; first < s->rows && !status; first += NF_F8_BLOCK) {
+        const uint64_t n = s->rows - first < NF_F8_BLOCK ? s->rows - first : NF_F8_BLOCK;
+        status = nf_source_rows(s, first, n, rows, err);
+        if (status) break;
+        if (format.type == NF_TYPE_F8)
+            nf_f8_block_scales(rows, cols, (size_t)n, cols, *table + first / NF_F8_BLOCK * across);
+        for (size_t i = 0; i < (size_t)n * cols; i++)
+            absmax = fabsf(rows[i]) > absmax ? fabsf(rows[i]) : absmax;
+    }
+    if (!status && format.type == NF_TYPE_C4) (*table)[0] = nf_c4_factor(format.codebook, absmax);
+    free(rows);
+    return status;
 }
 
 /* ---- banks ---- */
@@ -134,9 +158,14 @@ static nf_status convert_expert(nf_conversion *c, const nf_tensor_spec *spec, co
     *bytes = 0;
     for (int m = 0; m < 3 && !status; m++) {
         const nf_bank_matrix *b = &bank->matrix[m];
+        float *table;
+        status = build_table(&source[m], b->format, &table, err);
         for (uint64_t t = 0; t * NF_TILE_ROWS < b->rows && !status; t++)
-            status = convert_tile(&source[m], b->format, t, NULL, rows, blob + b->offset + t * b->tile_stride,
-                                  err);
+            status = convert_tile(&source[m], b->format, t, table, rows,
+                                  blob + b->offset + t * b->tile_stride, err);
+        if (!status && table)
+            memcpy(blob + b->scale_offset, table, (size_t)nf_matrix_table_bytes(b->format, b->rows, b->cols));
+        free(table);
         *bytes += nf_source_bytes(&source[m]);
     }
     return status;
@@ -146,9 +175,6 @@ static nf_status convert_bank(nf_conversion *c, const nf_tensor_spec *spec, size
     nf_object bank;
     nf_status status = nf_recipe_object(c->options, spec, &bank, err);
     if (status) return status;
-    if (nf_type_get(bank.format.type)->has_block_scales)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "expert banks of type %s are not written",
-                       nf_type_get(bank.format.type)->name);
     first_error first = {.c = c, .err = err};
     const size_t widest = (size_t)(spec->shape[1] > spec->shape[2] ? spec->shape[1] : spec->shape[2]);
 #pragma omp parallel num_threads(c->n_threads)
@@ -174,10 +200,10 @@ static nf_status convert_bank(nf_conversion *c, const nf_tensor_spec *spec, size
 
 /* ---- dense matrices and vectors ---- */
 
-static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format format, uint64_t first,
-                              uint64_t n, uint8_t *out, nf_error *err) {
+static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format format, const float *table,
+                              uint64_t first, uint64_t n, uint8_t *out, nf_error *err) {
     first_error fail = {.c = c, .err = err};
-    const uint64_t tile_bytes = nf_matrix_tile_bytes(format.type, NF_TILE_ROWS, s->cols);
+    const uint64_t tile_bytes = nf_matrix_tile_bytes(format, NF_TILE_ROWS, s->cols);
 #pragma omp parallel num_threads(c->n_threads)
     {
         nf_error what = {0};
@@ -186,7 +212,7 @@ static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format fo
 #pragma omp for schedule(dynamic, 4)
         for (uint64_t t = 0; t < n; t++) {
             if (stopped(&fail)) continue;
-            nf_status status = convert_tile(s, format, first + t, NULL, rows, out + t * tile_bytes, &what);
+            nf_status status = convert_tile(s, format, first + t, table, rows, out + t * tile_bytes, &what);
             if (status) keep_error(&fail, status, &what);
         }
         free(rows);
@@ -194,25 +220,38 @@ static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format fo
     return fail.status;
 }
 
+/* The zeros behind the tiles, and the table. */
+static nf_status write_table(nf_conversion *c, const nf_source *s, nf_format format, const float *table,
+                             size_t handle, nf_error *err) {
+    static const uint8_t zeros[64];
+    const uint64_t end = nf_matrix_tile_bytes(format, s->rows, s->cols),
+                   at = nf_matrix_table_offset(format, s->rows, s->cols);
+    nf_status status = NF_OK;
+    if (at > end) status = nf_writer_write(c->writer, handle, end, zeros, at - end, err);
+    if (status) return status;
+    return nf_writer_write(c->writer, handle, at, table, nf_matrix_table_bytes(format, s->rows, s->cols),
+                           err);
+}
+
 static nf_status convert_matrix(nf_conversion *c, const nf_source *s, nf_format format, size_t handle,
                                 nf_error *err) {
-    const uint64_t tile_bytes = nf_matrix_tile_bytes(format.type, NF_TILE_ROWS, s->cols),
+    const uint64_t tile_bytes = nf_matrix_tile_bytes(format, NF_TILE_ROWS, s->cols),
                    n_tiles = (s->rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS;
-    if (nf_type_get(format.type)->has_block_scales)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "matrices of type %s are not written",
-                       nf_type_get(format.type)->name);
     uint8_t *slab =
         nf_alloc((n_tiles < SLAB_TILES ? n_tiles : SLAB_TILES), tile_bytes, "a slab of tiles", err);
     if (!slab) return NF_ERR_MEMORY;
-    nf_status status = NF_OK;
+    float *table;
+    nf_status status = build_table(s, format, &table, err);
     for (uint64_t t = 0; t < n_tiles && !status; t += SLAB_TILES) {
         uint64_t n = n_tiles - t < SLAB_TILES ? n_tiles - t : SLAB_TILES, first = t * NF_TILE_ROWS;
         uint64_t rows = s->rows - first < n * NF_TILE_ROWS ? s->rows - first : n * NF_TILE_ROWS;
-        status = convert_slab(c, s, format, t, n, slab, err);
+        status = convert_slab(c, s, format, table, t, n, slab, err);
         if (!status) status = nf_writer_write(c->writer, handle, t * tile_bytes, slab, n * tile_bytes, err);
         if (!status)
             status = nf_conversion_advance(c, rows * s->cols * nf_st_dtype_size(s->weight->dtype), err);
     }
+    if (!status && table) status = write_table(c, s, format, table, handle, err);
+    free(table);
     free(slab);
     return status;
 }

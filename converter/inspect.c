@@ -12,17 +12,8 @@ static const char *kind_name(nf_object_kind kind) {
     return names[kind];
 }
 
-static nf_status type_text(const nf_object *o, char *out, size_t n) {
-    if (o->format.type == NF_TYPE_C4)
-        snprintf(out, n, "c4/%s", nf_codebook_name(o->format.codebook));
-    else
-        snprintf(out, n, "%s", nf_type_get(o->format.type)->name);
-    return NF_OK;
-}
-
 static json_t *object_json(const nf_object *o) {
-    char type[32];
-    type_text(o, type, sizeof type);
+    const char *type = nf_format_name(o->format);
     json_t *shape = json_array(), *segments = json_array();
     for (uint32_t i = 0; i < o->n_dims; i++)
         json_array_append_new(shape, json_integer((json_int_t)o->shape[i]));
@@ -104,8 +95,8 @@ static nf_status inspect_text(const nf_container *c, nf_buf *out, nf_error *err)
     if (!status) status = component_lines(c, out, err);
     for (size_t i = 0; i < nf_container_object_count(c) && !status; i++) {
         const nf_object *o = nf_container_object(c, i);
-        char type_name[32], shape[160] = "";
-        type_text(o, type_name, sizeof type_name);
+        char shape[160] = "";
+        const char *type_name = nf_format_name(o->format);
         for (uint32_t k = 0; k < o->n_dims; k++)
             snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%llu", k ? " x " : "",
                      (unsigned long long)o->shape[k]);

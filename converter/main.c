@@ -36,39 +36,47 @@ static void print_note(void *user, const char *line) {
 }
 
 static int convert_main(int argc, char **argv) {
-    const char *type = "c4", *codebook = "linear", *positional[2];
+    const char *type = "c4", *codebook = "linear", *scale = "f16", *positional[2];
     double max_gb = 0;
     int64_t threads = 0;
-    bool codebook_given = false;
-    const nf_opt options[] = {{.name = "type",
-                               .letter = 't',
-                               .kind = NF_OPT_TEXT,
-                               .dst = &type,
-                               .value = "TYPE",
-                               .help = "storage of the experts: c4 (4 bits, default), i8, bf16, f16 or\nf32; "
-                                       "dense matrices get i8 when TYPE is smaller, else TYPE"},
-                              {.name = "codebook",
-                               .kind = NF_OPT_TEXT,
-                               .dst = &codebook,
-                               .value = "NAME",
-                               .given = &codebook_given,
-                               .help = "values of c4: linear (default) or nl (non-linear: a little\nmore "
-                                       "exact, a little slower on the CPU)"},
-                              {.name = "max-file-gb",
-                               .kind = NF_OPT_REAL,
-                               .dst = &max_gb,
-                               .value = "X",
-                               .min = 0.0001,
-                               .max = 1e6,
-                               .help = "largest part in GB of 10^9 bytes (default 32)"},
-                              {.name = "threads",
-                               .kind = NF_OPT_INT,
-                               .dst = &threads,
-                               .value = "N",
-                               .min = 1,
-                               .max = 1024,
-                               .help = "threads (default: all)"},
-                              {0}};
+    bool codebook_given = false, scale_given = false;
+    const nf_opt options[] = {
+        {.name = "type",
+         .letter = 't',
+         .kind = NF_OPT_TEXT,
+         .dst = &type,
+         .value = "TYPE",
+         .help = "storage of the experts: c4, z4, a4 (4 bits; c4 is the default), s5,\ns6, i8, f8, bf16, f16 "
+                 "or f32; dense matrices get i8 when TYPE is\nsmaller, else TYPE"},
+        {.name = "codebook",
+         .kind = NF_OPT_TEXT,
+         .dst = &codebook,
+         .value = "NAME",
+         .given = &codebook_given,
+         .help = "values of c4: linear (default), nl (non-linear: a little more exact, a\nlittle slower on "
+                 "CPUs without VNNI) or e2m1 (as MXFP4 and NVFP4)"},
+        {.name = "scale",
+         .kind = NF_OPT_TEXT,
+         .dst = &scale,
+         .value = "KIND",
+         .given = &scale_given,
+         .help = "scales of c4: f16 (default), e8m0 (powers of two, as MXFP4) or e4m3\n(one for 16 "
+                 "weights, as NVFP4)"},
+        {.name = "max-file-gb",
+         .kind = NF_OPT_REAL,
+         .dst = &max_gb,
+         .value = "X",
+         .min = 0.0001,
+         .max = 1e6,
+         .help = "largest part in GB of 10^9 bytes (default 32)"},
+        {.name = "threads",
+         .kind = NF_OPT_INT,
+         .dst = &threads,
+         .value = "N",
+         .min = 1,
+         .max = 1024,
+         .help = "threads (default: all)"},
+        {0}};
     const nf_args_spec spec = {
         .program = "ninfer-convert",
         .usage = "SRC_DIR OUT.ninfer [options]",
@@ -89,14 +97,21 @@ static int convert_main(int argc, char **argv) {
                             .progress = nf_progress_bar,
                             .progress_user = &bar,
                             .note = print_note};
-    if (!nf_type_by_name(type, &o.type.type) || o.type.type == NF_TYPE_U8 || o.type.type == NF_TYPE_F8)
-        return nf_usage_error(&spec, "--type must be c4, i8, bf16, f16 or f32, not '%s'", type);
-    if (strcmp(codebook, "linear") != 0 && strcmp(codebook, "nl") != 0)
-        return nf_usage_error(&spec, "--codebook must be linear or nl, not '%s'", codebook);
-    if (codebook_given && o.type.type != NF_TYPE_C4)
-        return nf_usage_error(&spec, "--codebook goes with --type c4");
-    if (o.type.type == NF_TYPE_C4)
-        o.type.codebook = strcmp(codebook, "nl") ? NF_CODEBOOK_LINEAR : NF_CODEBOOK_NL;
+    if (!nf_type_by_name(type, &o.type.type) || o.type.type == NF_TYPE_U8)
+        return nf_usage_error(&spec, "--type must be c4, z4, a4, s5, s6, i8, f8, bf16, f16 or f32, not '%s'",
+                              type);
+    nf_codebook values;
+    nf_scale kind;
+    if (!nf_codebook_by_name(codebook, &values))
+        return nf_usage_error(&spec, "--codebook must be linear, nl or e2m1, not '%s'", codebook);
+    if (!nf_scale_by_name(scale, &kind))
+        return nf_usage_error(&spec, "--scale must be f16, e8m0 or e4m3, not '%s'", scale);
+    if ((codebook_given || scale_given) && o.type.type != NF_TYPE_C4)
+        return nf_usage_error(&spec, "--%s goes with --type c4", codebook_given ? "codebook" : "scale");
+    if (o.type.type == NF_TYPE_C4) {
+        o.type.codebook = values;
+        o.type.scale = kind;
+    }
     catch_interrupts();
     nf_error err = {0};
     if (nf_convert(positional[0], positional[1], &o, &err)) {

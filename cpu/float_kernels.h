@@ -7,9 +7,6 @@
 
 #include "cpu/kernels.h"
 #include "cpu/vec8.h"
-#include "format/numeric.h"
-
-#include <pthread.h>
 
 static float k_sum_squares(const float *x, size_t n) {
     vec8 acc = v8_zero();
@@ -198,118 +195,6 @@ static void k_delta_rule(float *s, size_t s_stride, size_t dk, size_t n_cols, si
         NF_DELTA(4);
     }
 #undef NF_DELTA
-}
-
-/* ---- float matrices in tile layout ---- */
-
-/* Widens 8 elements of row r at column c of a block. */
-static inline vec8 load_elements(nf_type type, const uint8_t *block, size_t r, size_t c, const float *e4m3) {
-    size_t at = r * NF_GROUP + c;
-    if (type == NF_TYPE_F32) {
-        float t[8];
-        memcpy(t, block + 4 * at, sizeof t);
-        return v8_load(t);
-    }
-    float t[8];
-    if (type == NF_TYPE_F8) {
-        for (int i = 0; i < 8; i++) t[i] = e4m3[block[at + (size_t)i]];
-        return v8_load(t);
-    }
-    uint16_t h[8];
-    memcpy(h, block + 2 * at, sizeof h);
-#ifdef NF_VEC8_AVX2
-    __m128i raw = _mm_loadu_si128((const __m128i *)h);
-    if (type == NF_TYPE_F16) return _mm256_cvtph_ps(raw);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
-#else
-    for (int i = 0; i < 8; i++) t[i] = type == NF_TYPE_F16 ? nf_f16_to_f32(h[i]) : nf_bf16_to_f32(h[i]);
-    return v8_load(t);
-#endif
-}
-
-/* Lanes that lane_tree reads when `groups` groups were added. */
-static inline size_t lanes_in_use(size_t groups) {
-    return groups <= 8 ? 8 : groups <= 16 ? 16 : 32;
-}
-
-/* Adds the 32 lanes of acc by the tree 16, 8, 4, 2, 1. Lanes from n_used on are +0, so levels that only add
- * them are replaced by one addition of +0 (which turns -0 into +0 as they would). */
-static inline vec8 lane_tree(vec8 *acc, size_t n_used) {
-    int top = 16;
-    while (top && (size_t)top >= n_used) top /= 2;
-    for (int s = top; s; s /= 2)
-        for (int i = 0; i < s; i++) acc[i] = v8_add(acc[i], acc[i + s]);
-    return top == 16 ? acc[0] : v8_add(acc[0], v8_zero());
-}
-
-/* Contract A step 4 for n (1..4) input rows; one block is widened and transposed once for all of them. */
-static inline void float_tile(nf_type type, const nf_weights *w, size_t tile, const nf_rows *in,
-                              const uint32_t *index, size_t n, float *out, const float *e4m3) {
-    const size_t groups = in->kp / NF_GROUP, block_bytes = nf_type_get(type)->block_bytes;
-    const uint8_t *block = w->tiles + tile * w->tile_stride;
-    const float *scales = type == NF_TYPE_F8 ? w->block_scales + tile * NF_TILE_ROWS / NF_F8_BLOCK *
-                                                                     ((w->cols + 127) / NF_F8_BLOCK)
-                                             : NULL;
-    vec8 acc[4][32];
-    const float *x[4];
-    for (size_t j = 0; j < n; j++) {
-        x[j] = in->x + (index ? index[j] : j) * in->kp;
-        for (size_t i = 0; i < lanes_in_use(groups); i++) acc[j][i] = v8_zero();
-    }
-    for (size_t g = 0; g < groups; g++, block += block_bytes) {
-        vec8 p[4] = {v8_zero(), v8_zero(), v8_zero(), v8_zero()};
-        for (size_t c = 0; c < NF_GROUP; c += 8) {
-            vec8 col[8];
-            for (size_t r = 0; r < 8; r++) col[r] = load_elements(type, block, r, c, e4m3);
-            v8_transpose(col);
-            for (size_t j = 0; j < n; j++)
-                for (size_t i = 0; i < 8; i++)
-                    p[j] = v8_fma(col[i], v8_set(x[j][g * NF_GROUP + c + i]), p[j]);
-        }
-        for (size_t j = 0; j < n; j++) {
-            vec8 *a = &acc[j][g % 32];
-            *a = type == NF_TYPE_F8 ? v8_fma(v8_set(scales[g * NF_GROUP / NF_F8_BLOCK]), p[j], *a)
-                                    : v8_add(*a, p[j]);
-        }
-    }
-    for (size_t j = 0; j < n; j++) v8_store(out + 8 * j, lane_tree(acc[j], groups));
-}
-
-static float e4m3_values[256];
-static pthread_once_t e4m3_once = PTHREAD_ONCE_INIT;
-
-static void fill_e4m3(void) {
-    for (int i = 0; i < 256; i++) e4m3_values[i] = nf_e4m3_to_f32((uint8_t)i);
-}
-
-static const float *e4m3_table(void) {
-    pthread_once(&e4m3_once, fill_e4m3);
-    return e4m3_values;
-}
-
-static void k_float_tile(const nf_weights *w, size_t tile, const nf_rows *in, const uint32_t *index, size_t n,
-                         float *out) {
-    const float *e4m3 = w->format.type == NF_TYPE_F8 ? e4m3_table() : NULL;
-    for (size_t j = 0; j < n; j += 4) {
-        size_t m = n - j < 4 ? n - j : 4;
-        nf_rows part = *in;
-        if (!index) part.x += j * in->kp;
-        const uint32_t *at = index ? index + j : NULL;
-        switch (w->format.type) {
-        case NF_TYPE_F32:
-            float_tile(NF_TYPE_F32, w, tile, &part, at, m, out + 8 * j, e4m3);
-            break;
-        case NF_TYPE_F16:
-            float_tile(NF_TYPE_F16, w, tile, &part, at, m, out + 8 * j, e4m3);
-            break;
-        case NF_TYPE_BF16:
-            float_tile(NF_TYPE_BF16, w, tile, &part, at, m, out + 8 * j, e4m3);
-            break;
-        default:
-            float_tile(NF_TYPE_F8, w, tile, &part, at, m, out + 8 * j, e4m3);
-            break;
-        }
-    }
 }
 
 /* Their entries of a kernel table: the same at every level. */

@@ -23,7 +23,7 @@ typedef struct nf_weights {
     const uint8_t *tiles;
     size_t
         tile_stride; /* bytes from one tile of 8 rows to the next (gate and up tiles alternate in a bank) */
-    const float *block_scales; /* f8 only: [ceil(rows/128), ceil(cols/128)] */
+    const float *table; /* f8: [ceil(rows/128), ceil(cols/128)] scales; c4 with e4m3 scales: one f32 */
 } nf_weights;
 
 /* Input rows of a matrix product. `kp` is k rounded up to 32; what lies between is zero. Integer-dot matrices
@@ -48,10 +48,10 @@ typedef struct nf_kernels {
      * infinity (the outputs are then unspecified). */
     bool (*quantise_row)(const float *x, size_t kp, int8_t *q, float *scale, int32_t *sum);
 
-    /* Output elements 8 tile .. 8 tile + 7 of n input rows: out[8 j + i] = w[8 tile + i] . in[index ?
-     * index[j] : j]. Reads the tile once for up to 4 rows. out [n, 8]. */
-    void (*tile)(const nf_weights *w, size_t tile, const nf_rows *in, const uint32_t *index, size_t n,
-                 float *out);
+    /* Tiles first .. first + count - 1 for n input rows: out [n, 8 count], out[8 count j + 8 t + i] =
+     * w[8 (first + t) + i] . in[index ? index[j] : j]. A tile is read once for up to 4 rows. */
+    void (*tiles)(const nf_weights *w, size_t first, size_t count, const nf_rows *in, const uint32_t *index,
+                  size_t n, float *out);
 
     /* sum of x[i]^2 in 8 lanes (i mod 8), tree 4, 2, 1. */
     float (*sum_squares)(const float *x, size_t n);

@@ -35,7 +35,7 @@ typedef struct nf_bank_matrix {
     uint64_t rows, cols;
     uint64_t offset;       /* of tile 0 in the expert blob */
     uint64_t tile_stride;  /* bytes from one tile to the next: gate and up tiles alternate */
-    uint64_t scale_offset; /* f8 block-scale table in the blob; 0 when there is none */
+    uint64_t scale_offset; /* f32 table in the blob (nf_matrix_table_bytes); 0 when there is none */
 } nf_bank_matrix;
 
 typedef struct nf_segment {

@@ -28,8 +28,8 @@ bool nf_directory_text_valid(const char *text, size_t n) {
 /* ---- objects ---- */
 
 static bool format_ok(nf_format f) {
-    return nf_type_get(f.type) && (f.type == NF_TYPE_C4) == (f.codebook != NF_CODEBOOK_NONE) &&
-           (f.type != NF_TYPE_C4 || nf_codebook_values(f.codebook));
+    if (f.type == NF_TYPE_U8) return f.codebook == NF_CODEBOOK_NONE && f.scale == NF_SCALE_F16;
+    return nf_format_valid(f);
 }
 
 static bool plain_bytes(const nf_object *o, uint64_t *bytes) {
@@ -44,7 +44,7 @@ static bool tensor_ok(const nf_object *o) {
     if (o->compressed || o->bytes != o->raw_bytes) return false;
     if (o->tiled)
         return o->n_dims == 2 && o->format.type != NF_TYPE_U8 && o->bytes &&
-               o->bytes == nf_matrix_bytes(o->format.type, o->shape[0], o->shape[1]);
+               o->bytes == nf_matrix_bytes(o->format, o->shape[0], o->shape[1]);
     bool plain = o->format.type == NF_TYPE_F32 || o->format.type == NF_TYPE_F16 ||
                  o->format.type == NF_TYPE_BF16 || o->format.type == NF_TYPE_U8;
     return plain && plain_bytes(o, &bytes) && o->bytes == bytes;

@@ -99,7 +99,8 @@ static void encode_bank(encoder *e, const nf_object *o) {
         const nf_bank_matrix *b = &o->matrix[m];
         e_u8(e, b->format.type);
         e_u8(e, b->format.codebook);
-        e_bytes(e, "\0\0\0\0\0", 6);
+        e_u8(e, b->format.scale);
+        e_bytes(e, "\0\0\0\0", 5);
         e_u64(e, b->rows);
         e_u64(e, b->cols);
         e_u64(e, b->offset);
@@ -129,6 +130,7 @@ static void encode_object(encoder *e, const nf_entry *entry) {
     e_u8(e, o->kind);
     e_u8(e, o->format.type);
     e_u8(e, o->format.codebook);
+    e_u8(e, o->format.scale);
     e_u8(e, (o->tiled ? FLAG_TILED : 0) | (o->compressed ? FLAG_COMPRESSED : 0));
     e_end(e, item);
     item = e_begin(e, OBJECT_SHAPE);
@@ -287,18 +289,20 @@ static nf_status decode_shape(item *it, nf_object *o, nf_error *err) {
 }
 
 static nf_status decode_type(item *it, nf_object *o, nf_error *err) {
-    nf_status status = expect_bytes(it, 4, err);
+    nf_status status = expect_bytes(it, 5, err);
     if (status) return status;
     unsigned kind = (unsigned)take(&it->payload, 1), type = (unsigned)take(&it->payload, 1);
-    unsigned codebook = (unsigned)take(&it->payload, 1), flags = (unsigned)take(&it->payload, 1);
+    unsigned codebook = (unsigned)take(&it->payload, 1), scale = (unsigned)take(&it->payload, 1);
+    unsigned flags = (unsigned)take(&it->payload, 1);
     if (kind > NF_OBJECT_BLOB || type >= NF_TYPE_COUNT || codebook >= NF_CODEBOOK_COUNT ||
-        (flags & ~(FLAG_TILED | FLAG_COMPRESSED)))
+        scale >= NF_SCALE_COUNT || (flags & ~(FLAG_TILED | FLAG_COMPRESSED)))
         return nf_fail(err, NF_ERR_UNSUPPORTED,
-                       "kind %u, type %u, codebook %u or flags %u are unknown: the file is damaged or needs "
+                       "kind %u, type %u, codebook %u, scale kind %u or flags %u are unknown: the file is "
+                       "damaged or needs "
                        "a newer NInfer",
-                       kind, type, codebook, flags);
+                       kind, type, codebook, scale, flags);
     o->kind = (nf_object_kind)kind;
-    o->format = (nf_format){(nf_type)type, (nf_codebook)codebook};
+    o->format = (nf_format){(nf_type)type, (nf_codebook)codebook, (nf_scale)scale};
     o->tiled = (flags & FLAG_TILED) != 0;
     o->compressed = (flags & FLAG_COMPRESSED) != 0;
     return NF_OK;
@@ -312,12 +316,14 @@ static nf_status decode_bank(item *it, nf_object *o, nf_error *err) {
     for (int m = 0; m < 3; m++) {
         nf_bank_matrix *b = &o->matrix[m];
         unsigned type = (unsigned)take(&it->payload, 1), codebook = (unsigned)take(&it->payload, 1);
-        if (type >= NF_TYPE_COUNT || codebook >= NF_CODEBOOK_COUNT)
-            return nf_fail(err, NF_ERR_UNSUPPORTED,
-                           "matrix %d has unknown type %u or codebook %u: a newer NInfer is needed", m, type,
-                           codebook);
-        b->format = (nf_format){(nf_type)type, (nf_codebook)codebook};
-        take(&it->payload, 6);
+        unsigned scale = (unsigned)take(&it->payload, 1);
+        if (type >= NF_TYPE_COUNT || codebook >= NF_CODEBOOK_COUNT || scale >= NF_SCALE_COUNT)
+            return nf_fail(
+                err, NF_ERR_UNSUPPORTED,
+                "matrix %d has unknown type %u, codebook %u or scale kind %u: a newer NInfer is needed", m,
+                type, codebook, scale);
+        b->format = (nf_format){(nf_type)type, (nf_codebook)codebook, (nf_scale)scale};
+        take(&it->payload, 5);
         b->rows = take(&it->payload, 8);
         b->cols = take(&it->payload, 8);
         b->offset = take(&it->payload, 8);

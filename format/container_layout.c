@@ -18,14 +18,14 @@ static bool align_up(uint64_t *a, uint64_t to) {
 
 static bool same_form(const nf_bank_matrix *a, const nf_bank_matrix *b) {
     return a->rows == b->rows && a->cols == b->cols && a->format.type == b->format.type &&
-           a->format.codebook == b->format.codebook;
+           a->format.codebook == b->format.codebook && a->format.scale == b->format.scale;
 }
 
-/* Appends the f8 scale tables of the three matrices at *end, each on a multiple of 64. */
+/* Appends the f32 tables of the three matrices at *end, each on a multiple of 64. */
 static bool place_scales(nf_object *bank, uint64_t *end) {
     for (int m = 0; m < 3; m++) {
         nf_bank_matrix *b = &bank->matrix[m];
-        uint64_t scales = nf_matrix_scale_bytes(b->format.type, b->rows, b->cols);
+        uint64_t scales = nf_matrix_table_bytes(b->format, b->rows, b->cols);
         b->scale_offset = 0;
         if (!scales) continue;
         if (!align_up(end, 64)) return false;
@@ -41,9 +41,9 @@ nf_status nf_bank_layout(nf_object *bank, nf_error *err) {
         return nf_fail(err, NF_ERR_ARGUMENT,
                        "bank '%s': gate and up must have one shape and type, down the transposed shape",
                        bank->name);
-    uint64_t pair = nf_matrix_tile_bytes(gate->format.type, gate->rows, gate->cols);
-    uint64_t last = nf_matrix_tile_bytes(down->format.type, down->rows, down->cols);
-    uint64_t tile = nf_matrix_tile_bytes(gate->format.type, NF_TILE_ROWS, gate->cols), end = 0;
+    uint64_t pair = nf_matrix_tile_bytes(gate->format, gate->rows, gate->cols);
+    uint64_t last = nf_matrix_tile_bytes(down->format, down->rows, down->cols);
+    uint64_t tile = nf_matrix_tile_bytes(gate->format, NF_TILE_ROWS, gate->cols), end = 0;
     if (!pair || !last || !tile || !bank->n_experts || tile > MAX_OBJECT_BYTES)
         return nf_fail(err, NF_ERR_LIMIT, "bank '%s': impossible type, shape or number of experts",
                        bank->name);
@@ -52,7 +52,7 @@ nf_status nf_bank_layout(nf_object *bank, nf_error *err) {
     gate->tile_stride = up->tile_stride = 2 * tile;
     bool ok = add(&end, pair) && add(&end, pair);
     down->offset = end;
-    down->tile_stride = nf_matrix_tile_bytes(down->format.type, NF_TILE_ROWS, down->cols);
+    down->tile_stride = nf_matrix_tile_bytes(down->format, NF_TILE_ROWS, down->cols);
     ok = ok && add(&end, last) && place_scales(bank, &end) && align_up(&end, NF_BLOCK);
     bank->expert_stride = end;
     if (!ok || __builtin_mul_overflow(end, bank->n_experts, &bank->bytes) || bank->bytes > MAX_OBJECT_BYTES)
@@ -89,24 +89,33 @@ static uint64_t groups_of(uint64_t n, uint64_t by) {
     return n / by + (n % by != 0);
 }
 
+/* Rows are stored plainly, not in tiles: 32 columns of i8 are 32 bytes, of c4 (with f16 scales) 16. */
+static bool row_format_ok(nf_format f) {
+    if (f.type == NF_TYPE_U8) return f.codebook == NF_CODEBOOK_NONE && f.scale == NF_SCALE_F16;
+    return nf_format_valid(f) && f.scale == NF_SCALE_F16 &&
+           (!nf_type_get(f.type)->integer_dot || f.type == NF_TYPE_I8 || f.type == NF_TYPE_C4);
+}
+
 /* Bytes of a row's scales: f16 a group for integer types, f32 per 128 columns for f8. Columns are below 2^60.
  */
-static uint64_t row_scales(const nf_type_traits *t, uint64_t cols) {
-    if (t->has_block_scales) return groups_of(cols, NF_F8_BLOCK) * sizeof(float);
-    return t->integer_dot ? groups_of(cols, NF_GROUP) * 2 : 0;
+static uint64_t row_scales(nf_format f, uint64_t cols) {
+    if (f.type == NF_TYPE_F8) return groups_of(cols, NF_F8_BLOCK) * sizeof(float);
+    return nf_type_get(f.type)->integer_dot ? groups_of(cols, NF_GROUP) * 2 : 0;
 }
 
 /* Bytes of a row's elements. Integer types store whole groups of 32 columns. */
-static uint64_t row_elements(const nf_type_traits *t, uint64_t cols) {
-    return t->integer_dot ? groups_of(cols, NF_GROUP) * t->row_bytes : cols * (t->bits / 8);
+static uint64_t row_elements(nf_format f, uint64_t cols) {
+    const uint32_t bits = nf_type_get(f.type)->bits;
+    return nf_type_get(f.type)->integer_dot ? groups_of(cols, NF_GROUP) * NF_GROUP / 8 * bits
+                                            : cols * (bits / 8);
 }
 
 static bool row_fits(const nf_object *o) {
-    const nf_type_traits *t = nf_type_get(o->format.type);
-    if (!t || o->shape[1] >= MAX_OBJECT_BYTES || o->row_scale_bytes < row_scales(t, o->shape[1]))
+    if (!row_format_ok(o->format) || o->shape[1] >= MAX_OBJECT_BYTES ||
+        o->row_scale_bytes < row_scales(o->format, o->shape[1]))
         return false;
     return o->row_scale_bytes <= o->row_stride &&
-           row_elements(t, o->shape[1]) <= o->row_stride - o->row_scale_bytes;
+           row_elements(o->format, o->shape[1]) <= o->row_stride - o->row_scale_bytes;
 }
 
 nf_status nf_row_table_layout(nf_object *table, nf_error *err) {
@@ -117,7 +126,9 @@ nf_status nf_row_table_layout(nf_object *table, nf_error *err) {
                        table->name);
     if (!row_fits(table))
         return nf_fail(err, NF_ERR_ARGUMENT,
-                       "row table '%s': a row of %llu columns and its scales do not fit %llu + %llu bytes",
+                       "row table '%s': a row of %llu columns (f32, f16, bf16, f8, u8, i8 or c4 with f16 "
+                       "scales) and its scales do not "
+                       "fit %llu + %llu bytes",
                        table->name, (unsigned long long)table->shape[1],
                        (unsigned long long)table->row_scale_bytes,
                        (unsigned long long)(table->row_stride - table->row_scale_bytes));

@@ -204,8 +204,9 @@ static int run(const char *path, nf_think_mode think) {
 
 static int check_usage(nf_format *type, nf_think_mode *think) {
     *type = (nf_format){0};
-    if (!nf_type_by_name(args.type, &type->type) || type->type == NF_TYPE_U8 || type->type == NF_TYPE_F8)
-        return nf_usage_error(&spec, "--type must be c4, i8, bf16, f16 or f32, not '%s'", args.type);
+    if (!nf_type_by_name(args.type, &type->type) || type->type == NF_TYPE_U8)
+        return nf_usage_error(&spec, "--type must be c4, z4, a4, s5, s6, i8, f8, bf16, f16 or f32, not '%s'",
+                              args.type);
     type->codebook = type->type == NF_TYPE_C4 ? NF_CODEBOOK_LINEAR : NF_CODEBOOK_NONE;
     if (!strcmp(args.think, "on"))
         *think = NF_THINK_ON;

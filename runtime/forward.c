@@ -21,27 +21,40 @@ static size_t tiles_of(const nf_product *p) {
     return p->n ? (p->w.rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS : 0;
 }
 
-static void product_tile(const nf_kernels *kernels, const nf_product *p, size_t tile) {
-    enum { BATCH = 64 };
-    float out[BATCH * NF_TILE_ROWS];
-    const size_t row = tile * NF_TILE_ROWS,
-                 rows = p->w.rows - row < NF_TILE_ROWS ? p->w.rows - row : NF_TILE_ROWS;
-    for (size_t j = 0; j < p->n; j += BATCH) {
-        size_t m = p->n - j < BATCH ? p->n - j : BATCH, groups = p->in->kp / NF_GROUP;
-        nf_rows in = *p->in;
-        if (!p->index) {
-            in.x += (p->first + j) * in.kp;
-            in.q += (p->first + j) * in.kp;
-            in.scale += (p->first + j) * groups;
-            in.sum += (p->first + j) * groups;
-        }
-        kernels->tile(&p->w, tile, &in, p->index ? p->index + j : NULL, m, out);
-        for (size_t i = 0; i < m; i++) {
-            float *y = p->out + (j + i) * p->out_stride + row;
-            if (p->add)
-                for (size_t r = 0; r < rows; r++) y[r] += out[i * NF_TILE_ROWS + r];
-            else
-                for (size_t r = 0; r < rows; r++) y[r] = out[i * NF_TILE_ROWS + r];
+/* Rows of inputs and tiles that one call of a kernel takes: its results wait on the stack. */
+enum { PRODUCT_ROWS = 64, PRODUCT_TILES = 2, PRODUCT_OUT = PRODUCT_ROWS * PRODUCT_TILES * NF_TILE_ROWS };
+
+/* Stores n rows of a run of tiles; rows of the last tile that are padding stay away. */
+static void store_results(const nf_product *p, size_t first_tile, size_t n_tiles, size_t j, size_t n,
+                          const float *from) {
+    const size_t row = first_tile * NF_TILE_ROWS, width = n_tiles * NF_TILE_ROWS,
+                 rows = p->w.rows - row < width ? p->w.rows - row : width;
+    for (size_t i = 0; i < n; i++, from += width) {
+        float *y = p->out + (j + i) * p->out_stride + row;
+        if (p->add)
+            for (size_t r = 0; r < rows; r++) y[r] += from[r];
+        else
+            memcpy(y, from, rows * sizeof *y);
+    }
+}
+
+static void product_tiles(const nf_kernels *kernels, const nf_product *p, size_t first, size_t count) {
+    float out[PRODUCT_OUT];
+    const size_t most_rows = p->n <= 8 ? 8 : PRODUCT_ROWS,
+                 most_tiles = PRODUCT_OUT / NF_TILE_ROWS / most_rows;
+    for (size_t t = 0; t < count; t += most_tiles) {
+        const size_t n_tiles = count - t < most_tiles ? count - t : most_tiles;
+        for (size_t j = 0; j < p->n; j += most_rows) {
+            const size_t n = p->n - j < most_rows ? p->n - j : most_rows, groups = p->in->kp / NF_GROUP;
+            nf_rows in = *p->in;
+            if (!p->index) {
+                in.x += (p->first + j) * in.kp;
+                in.q += (p->first + j) * in.kp;
+                in.scale += (p->first + j) * groups;
+                in.sum += (p->first + j) * groups;
+            }
+            kernels->tiles(&p->w, first + t, n_tiles, &in, p->index ? p->index + j : NULL, n, out);
+            store_results(p, first + t, n_tiles, j, n, out);
         }
     }
 }
@@ -50,16 +63,20 @@ static void product_body(void *user, size_t begin, size_t end, int thread) {
     (void)thread;
     const product_loop *loop = user;
     size_t p = 0, before = 0;
-    for (size_t i = begin; i < end; i++) {
-        while (i >= before + tiles_of(&loop->products[p])) before += tiles_of(&loop->products[p++]);
-        product_tile(loop->kernels, &loop->products[p], i - before);
+    while (begin < end) {
+        while (begin >= before + tiles_of(&loop->products[p])) before += tiles_of(&loop->products[p++]);
+        const size_t left = before + tiles_of(&loop->products[p]) - begin,
+                     count = end - begin < left ? end - begin : left;
+        product_tiles(loop->kernels, &loop->products[p], begin - before, count);
+        begin += count;
     }
 }
 
-/* Pieces small enough to share evenly, large enough that the shared counter costs nothing. */
+/* Pieces small enough to share evenly, large enough that the shared counter costs nothing; an even number of
+ * tiles (most kernels take two at a time). */
 static size_t product_grain(size_t n_tiles, int n_threads) {
     size_t grain = n_tiles / ((size_t)n_threads * 8);
-    return grain < 1 ? 1 : grain > 16 ? 16 : grain;
+    return grain < 2 ? 2 : grain > 16 ? 16 : grain / 2 * 2;
 }
 
 static void run_products(nf_worker *worker, const nf_kernels *kernels, const nf_product *products, size_t n) {
@@ -125,12 +142,11 @@ static void embed_body(void *user, size_t begin, size_t end, int thread) {
     nf_session *s = user;
     const nf_model_desc *d = &s->model->desc;
     const nf_weights *e = &s->model->embedding;
-    const size_t half = d->rope_dim / 2, scale_cols = (e->cols + NF_F8_BLOCK - 1) / NF_F8_BLOCK;
+    const size_t half = d->rope_dim / 2;
     for (size_t i = begin; i < end; i++) {
         size_t id = (size_t)s->step_ids[i], tile = id / NF_TILE_ROWS;
-        const float *scales = e->block_scales ? e->block_scales + id / NF_F8_BLOCK * scale_cols : NULL;
-        nf_dequantise_row(e->format, e->tiles + tile * e->tile_stride, id % NF_TILE_ROWS, e->cols, scales,
-                          s->x + i * d->hidden);
+        nf_dequantise_row(e->format, e->tiles + tile * e->tile_stride, id % NF_TILE_ROWS, e->cols,
+                          nf_tile_table(e->format, e->table, e->cols, tile), s->x + i * d->hidden);
         float *cosine = s->rope + i * d->rope_dim, *sine = cosine + half;
         for (size_t p = 0; p < half; p++) {
             double angle =

@@ -78,10 +78,10 @@ static nf_status bind_matrix(binder *b, const char *name, nf_weights *out, nf_er
     if (status) return status;
     *out = (nf_weights){.format = o->format, .rows = o->shape[0], .cols = o->shape[1], .tiles = bytes};
     b->model->integer_dot |= nf_type_get(o->format.type)->integer_dot;
-    out->tile_stride = nf_matrix_tile_bytes(o->format.type, NF_TILE_ROWS, out->cols);
-    if (nf_type_get(o->format.type)->has_block_scales)
-        out->block_scales = (const float *)(const void *)(bytes + nf_matrix_scale_offset(
-                                                                      o->format.type, out->rows, out->cols));
+    out->tile_stride = nf_matrix_tile_bytes(o->format, NF_TILE_ROWS, out->cols);
+    if (nf_format_has_table(o->format))
+        out->table =
+            (const float *)(const void *)(bytes + nf_matrix_table_offset(o->format, out->rows, out->cols));
     return NF_OK;
 }
 
@@ -255,6 +255,6 @@ nf_weights nf_expert_weights(const nf_moe_weights *moe, size_t expert, int which
         .cols = (size_t)m->cols,
         .tiles = blob + m->offset,
         .tile_stride = (size_t)m->tile_stride,
-        .block_scales = m->scale_offset ? (const float *)(const void *)(blob + m->scale_offset) : NULL,
+        .table = m->scale_offset ? (const float *)(const void *)(blob + m->scale_offset) : NULL,
     };
 }

@@ -1,7 +1,5 @@
-/*
- * Kernels against docs/arithmetic.md: an independent scalar evaluation of contract A, and every level byte
- * for byte equal to the portable one for all types, batch sizes and odd shapes.
- */
+/* Rows, norms, attention and the delta rule: every level byte for byte equal to the portable one, that one
+ * near a definition in double. Matrix tiles are in test_tiles.c. */
 #include "tests/support/support.h"
 
 #include "cpu/kernels.h"
@@ -11,194 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const nf_format formats[] = {
-    {NF_TYPE_C4, NF_CODEBOOK_LINEAR}, {NF_TYPE_C4, NF_CODEBOOK_NL},    {NF_TYPE_I8, NF_CODEBOOK_NONE},
-    {NF_TYPE_F32, NF_CODEBOOK_NONE},  {NF_TYPE_F16, NF_CODEBOOK_NONE}, {NF_TYPE_BF16, NF_CODEBOOK_NONE},
-    {NF_TYPE_F8, NF_CODEBOOK_NONE},
-};
-#define N_FORMATS (sizeof formats / sizeof *formats)
-
-static const char *const levels[] = {"portable", "avx2", "avx512"};
-enum { N_LEVELS = 3 };
-
-typedef struct fixture {
-    nf_weights w;
-    nf_rows rows;
-    size_t m;
-    uint8_t *tiles;
-    float *scales;
-} fixture;
-
-static fixture make(nf_format format, size_t n_rows, size_t n_cols, size_t m, uint64_t seed) {
-    nf_error err = {0};
-    fixture f = {.m = m, .rows = {.k = n_cols, .kp = (n_cols + 31) / 32 * 32}};
-    size_t kp = f.rows.kp, tile_bytes = nf_matrix_tile_bytes(format.type, 8, n_cols),
-           n_tiles = (n_rows + 7) / 8;
-    float *w = calloc(n_rows * n_cols, sizeof *w);
-    for (size_t i = 0; i < n_rows * n_cols; i++) w[i] = next_float(&seed) * (i % 97 == 0 ? 4.0f : 0.3f);
-    f.tiles = calloc(n_tiles + 1,
-                     tile_bytes); /* a tile of slack: kernels may prefetch, never read, behind the end */
-    if (format.type == NF_TYPE_F8) {
-        f.scales = calloc((n_rows + 127) / 128 * ((n_cols + 127) / 128), sizeof *f.scales);
-        nf_f8_block_scales(w, n_cols, n_rows, n_cols, f.scales);
-    }
-    for (size_t t = 0; t < n_tiles; t++)
-        OK(nf_quantise_tile(format, w + t * 8 * n_cols, n_cols, n_rows - t * 8 < 8 ? n_rows - t * 8 : 8,
-                            n_cols, f.scales ? f.scales + t * 8 / 128 * ((n_cols + 127) / 128) : NULL,
-                            f.tiles + t * tile_bytes, &err));
-    free(w);
-    f.w = (nf_weights){.format = format,
-                       .rows = n_rows,
-                       .cols = n_cols,
-                       .tiles = f.tiles,
-                       .tile_stride = tile_bytes,
-                       .block_scales = f.scales};
-    f.rows.x = calloc(m * kp, sizeof(float));
-    f.rows.q = calloc(m * kp, 1);
-    f.rows.scale = calloc(m * kp / 32, sizeof(float));
-    f.rows.sum = calloc(m * kp / 32, sizeof(int32_t));
-    for (size_t j = 0; j < m; j++) {
-        for (size_t i = 0; i < n_cols; i++)
-            f.rows.x[j * kp + i] = next_float(&seed) * (j % 3 == 2 && i < 32 ? 1e-36f : 3.0f);
-        assert_true(nf_kernels_by_name("portable")
-                        ->quantise_row(f.rows.x + j * kp, kp, f.rows.q + j * kp, f.rows.scale + j * kp / 32,
-                                       f.rows.sum + j * kp / 32));
-    }
-    return f;
-}
-
-static void drop(fixture *f) {
-    free(f->tiles), free(f->scales), free(f->rows.x), free(f->rows.q), free(f->rows.scale), free(f->rows.sum);
-}
-
-/* Contract A written out once more, from the dequantised meaning of the bytes. */
-static float oracle(const fixture *f, size_t row, size_t j) {
-    const nf_type_traits *t = nf_type_get(f->w.format.type);
-    const size_t kp = f->rows.kp, groups = kp / 32;
-    const uint8_t *tile = f->tiles + row / 8 * f->w.tile_stride;
-    float acc[32] = {0};
-    for (size_t g = 0; g < groups; g++) {
-        const uint8_t *block = tile + g * t->block_bytes,
-                      *payload = block + t->scale_bytes + row % 8 * t->row_bytes;
-        const float *x = f->rows.x + j * kp + g * 32;
-        if (t->integer_dot) {
-            uint16_t half;
-            memcpy(&half, block + 2 * (row % 8), 2);
-            float absmax = 0;
-            for (int i = 0; i < 32; i++) absmax = fmaxf(absmax, fabsf(x[i]));
-            float sx = absmax < 0x1p-100f ? 0 : absmax / 127.0f, inverse = 127.0f / absmax;
-            long dot = 0;
-            for (int i = 0; i < 32; i++) {
-                long q = absmax < 0x1p-100f ? 0 : lrintf(x[i] * inverse);
-                long w = f->w.format.type == NF_TYPE_I8
-                             ? (int8_t)payload[i]
-                             : nf_codebook_values(
-                                   f->w.format.codebook)[i < 16 ? payload[i] & 15 : payload[i - 16] >> 4];
-                dot += w * q;
-            }
-            float s = nf_f16_to_f32(half) * sx;
-            acc[g % 32] = fmaf(s, (float)dot, acc[g % 32]);
-            continue;
-        }
-        float p = 0;
-        for (int i = 0; i < 32; i++) {
-            uint16_t h;
-            float w;
-            if (f->w.format.type == NF_TYPE_F32)
-                memcpy(&w, payload + 4 * i, 4);
-            else if (f->w.format.type == NF_TYPE_F8)
-                w = nf_e4m3_to_f32(payload[i]);
-            else
-                memcpy(&h, payload + 2 * i, 2),
-                    w = f->w.format.type == NF_TYPE_F16 ? nf_f16_to_f32(h) : nf_bf16_to_f32(h);
-            p = fmaf(w, x[i], p);
-        }
-        if (f->w.format.type == NF_TYPE_F8)
-            acc[g % 32] =
-                fmaf(f->scales[row / 128 * ((f->w.cols + 127) / 128) + g * 32 / 128], p, acc[g % 32]);
-        else
-            acc[g % 32] += p;
-    }
-    for (int s = 16; s; s /= 2)
-        for (int i = 0; i < s; i++) acc[i] += acc[i + s];
-    return acc[0];
-}
-
-static void test_tiles_follow_the_contract(void **state) {
-    (void)state;
-    static const size_t cols[] = {1, 31, 32, 40, 64, 256, 264, 512, 1000, 1024, 1056, 2080};
-
-    for (size_t k = 0; k < N_FORMATS; k++)
-        for (size_t c = 0; c < sizeof cols / sizeof *cols; c++) {
-            fixture f = make(formats[k], c % 2 ? 13 : 136, cols[c], 5, k * 100 + c + 1);
-            for (int l = 0; l < N_LEVELS; l++) {
-                const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
-                if (!kernels) continue;
-                for (size_t t = 0; t * 8 < f.w.rows; t += 3) {
-                    float out[5 * 8];
-                    kernels->tile(&f.w, t, &f.rows, NULL, 5, out);
-                    for (size_t j = 0; j < 5; j++)
-                        for (size_t r = 0; r < 8 && t * 8 + r < f.w.rows; r++) {
-                            float want = oracle(&f, t * 8 + r, j);
-                            if (memcmp(&want, &out[8 * j + r], 4))
-                                fail_msg("%s, format %zu, %zu columns, tile %zu, row %zu, input %zu: %a, "
-                                         "expected %a",
-                                         levels[l], k, cols[c], t, r, j, (double)out[8 * j + r],
-                                         (double)want);
-                        }
-                }
-            }
-            drop(&f);
-        }
-}
-
-/* An element never depends on how many rows are computed with it, nor on the order of an index. */
-static void test_batches_do_not_matter(void **state) {
-    (void)state;
-    for (size_t k = 0; k < N_FORMATS; k++) {
-        fixture f = make(formats[k], 24, 328, 64, 900 + k);
-        float alone[64][8], out[64 * 8];
-        for (int l = 0; l < N_LEVELS; l++) {
-            const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
-            if (!kernels) continue;
-            for (uint32_t j = 0; j < 64; j++) kernels->tile(&f.w, 1, &f.rows, &j, 1, alone[j]);
-            for (size_t n = 1; n <= 64; n++) {
-                kernels->tile(&f.w, 1, &f.rows, NULL, n, out);
-                assert_memory_equal(out, alone, n * 32);
-                uint32_t index[64];
-                for (size_t j = 0; j < n; j++) index[j] = (uint32_t)((j * 37 + n) % 64);
-                kernels->tile(&f.w, 1, &f.rows, index, n, out);
-                for (size_t j = 0; j < n; j++) assert_memory_equal(out + 8 * j, alone[index[j]], 32);
-            }
-        }
-        drop(&f);
-    }
-}
-
-static void test_negative_128(void **state) {
-    (void)state; /* a container may hold -128 (Q8_0 sources do): its absolute value does not fit int8 */
-    fixture f = make((nf_format){NF_TYPE_I8, NF_CODEBOOK_NONE}, 8, 64, 2, 5);
-    for (size_t b = 0; b < 2; b++) memset(f.tiles + b * 272 + 16, 0x80, 256);
-    for (size_t i = 0; i < 2 * 64; i++) f.rows.x[i] = i % 2 ? 1.0f : -1.0f, f.rows.q[i] = i % 2 ? 127 : -127;
-    f.rows.x[1] = f.rows.x[3] = 0, f.rows.q[1] = f.rows.q[3] = 0;
-    for (size_t j = 0; j < 2; j++)
-        for (size_t g = 0; g < 2; g++) {
-            f.rows.scale[j * 2 + g] = 1.0f / 127.0f;
-            int32_t s = 0;
-            for (int i = 0; i < 32; i++) s += f.rows.q[j * 64 + g * 32 + (size_t)i];
-            f.rows.sum[j * 2 + g] = s;
-        }
-    for (int l = 0; l < N_LEVELS; l++) {
-        const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
-        float out[16];
-        if (!kernels) continue;
-        kernels->tile(&f.w, 0, &f.rows, NULL, 2, out);
-        for (size_t j = 0; j < 2; j++)
-            for (size_t r = 0; r < 8; r++) assert_float_equal(out[8 * j + r], oracle(&f, r, j), 0);
-    }
-    drop(&f);
-}
 
 static void test_quantised_rows(void **state) {
     (void)state;
@@ -357,9 +167,6 @@ static void test_delta_rule(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles_follow_the_contract),
-        cmocka_unit_test(test_batches_do_not_matter),
-        cmocka_unit_test(test_negative_128),
         cmocka_unit_test(test_quantised_rows),
         cmocka_unit_test(test_float_kernels_agree),
         cmocka_unit_test(test_exp),
@@ -368,7 +175,5 @@ int main(void) {
     };
     if (!nf_kernels_by_name("avx2"))
         printf("note: this processor has no AVX2: only the portable kernels are tested\n");
-    else if (!nf_kernels_by_name("avx512"))
-        printf("note: this processor has no AVX-512 VNNI: that level is not tested\n");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,11 +170,11 @@ static inline nf_object fx_matrix(const char *name, nf_type type, nf_codebook co
     nf_object o = {.name = name,
                    .component = "text",
                    .kind = NF_OBJECT_TENSOR,
-                   .format = {type, codebook},
+                   .format = {.type = type, .codebook = codebook},
                    .tiled = true,
                    .n_dims = 2,
                    .shape = {rows, cols},
-                   .bytes = nf_matrix_bytes(type, rows, cols)};
+                   .bytes = nf_matrix_bytes((nf_format){.type = type, .codebook = codebook}, rows, cols)};
     return o;
 }
 
@@ -182,8 +182,9 @@ static inline nf_object fx_bank(const char *name, nf_type type, nf_codebook code
                                 uint64_t inner, uint64_t width) {
     nf_object o = {.name = name, .component = "text", .kind = NF_OBJECT_BANK, .n_experts = experts};
     for (int m = 0; m < 3; m++)
-        o.matrix[m] = (nf_bank_matrix){
-            .format = {type, codebook}, .rows = m < 2 ? inner : width, .cols = m < 2 ? width : inner};
+        o.matrix[m] = (nf_bank_matrix){.format = {.type = type, .codebook = codebook},
+                                       .rows = m < 2 ? inner : width,
+                                       .cols = m < 2 ? width : inner};
     nf_error err = {0};
     fx_ok(nf_bank_layout(&o, &err), &err);
     return o;
@@ -194,7 +195,7 @@ static inline nf_object fx_rows(const char *name, nf_type type, uint64_t rows, u
     nf_object o = {.name = name,
                    .component = "text",
                    .kind = NF_OBJECT_ROW_TABLE,
-                   .format = {type, 0},
+                   .format = {.type = type},
                    .n_dims = 2,
                    .shape = {rows, cols},
                    .row_stride = stride,
@@ -210,7 +211,7 @@ static inline void fx_objects(nf_object out[FX_OBJECTS]) {
     out[n++] = (nf_object){.name = "norm",
                            .component = "text",
                            .kind = NF_OBJECT_TENSOR,
-                           .format = {NF_TYPE_F32, 0},
+                           .format = {.type = NF_TYPE_F32},
                            .n_dims = 3,
                            .shape = {3, 5, 7},
                            .bytes = 420,
@@ -218,7 +219,7 @@ static inline void fx_objects(nf_object out[FX_OBJECTS]) {
     out[n++] = (nf_object){.name = "nothing",
                            .component = "text",
                            .kind = NF_OBJECT_TENSOR,
-                           .format = {NF_TYPE_BF16, 0},
+                           .format = {.type = NF_TYPE_BF16},
                            .n_dims = 2,
                            .shape = {0, 5},
                            .bytes = 0};

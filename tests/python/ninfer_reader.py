@@ -1,17 +1,34 @@
 """An independent reader of .ninfer containers, written from docs/container.md alone. It shares no code with the program:
 what both say about the same file is a test of the specification. Slow and strict."""
-import os, struct
+import os, struct, typing
 
 import numpy as np
 import xxhash, zstandard
 
 BLOCK, MAX_DIRECTORY, MAX_BLOB, CHUNK = 4096, 64 << 20, 1 << 30, 64 << 20
 KINDS = ["tensor", "bank", "row table", "blob"]
-TYPES = ["f32", "f16", "bf16", "f8", "i8", "c4", "u8"]
+TYPES = ["f32", "f16", "bf16", "f8", "i8", "c4", "u8", "z4", "a4", "s5", "s6"]
 CODEBOOKS = {0: None, 1: list(range(-8, 8)),
-             2: [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]}
+             2: [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+             3: [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]}
+F16, E8M0, E4M3_SCALES = 0, 1, 2  # scale kinds
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f8": 1, "u8": 1}
-BLOCK_BYTES = {"f32": 1024, "f16": 512, "bf16": 512, "f8": 256, "i8": 272, "c4": 144}
+PARTS = {"f32": (0, 0, 1024, 0), "f16": (0, 0, 512, 0), "bf16": (0, 0, 512, 0), "f8": (0, 0, 256, 0), "i8": (16, 0, 256, 0), "c4": (16, 0, 128, 0),
+         "z4": (16, 8, 128, 0), "a4": (16, 16, 128, 0), "s5": (16, 0, 128, 32), "s6": (16, 0, 128, 64)}
+INTEGERS = ("i8", "c4", "z4", "a4", "s5", "s6")
+
+
+class Format(typing.NamedTuple):
+    type: str
+    codebook: int = 0
+    scale: int = F16
+
+    def parts(self):
+        """Bytes of scales, offsets, codes and high bits in a block."""
+        return (8, 0, 128, 0) if self.scale == E8M0 else PARTS[self.type]
+
+    def ok(self):
+        return self.codebook in (1, 2, 3) and self.scale in (0, 1, 2) if self.type == "c4" else self.codebook == 0 and self.scale == 0
 
 
 class FormatError(Exception):
@@ -90,16 +107,16 @@ def fixed(layout, data, what):
 
 # ---- numbers of matrices -------------------------------------------------------------------------------------
 
-def tile_bytes(type, cols):
-    return -(-cols // 32) * BLOCK_BYTES[type]
+def tile_bytes(f, cols):
+    return -(-cols // 32) * sum(f.parts())
 
 
-def matrix_bytes(type, rows, cols):
-    return -(-rows // 8) * tile_bytes(type, cols)
+def matrix_bytes(f, rows, cols):
+    return -(-rows // 8) * tile_bytes(f, cols)
 
 
-def scale_bytes(type, rows, cols):
-    return 4 * -(-rows // 128) * -(-cols // 128) if type == "f8" else 0
+def table_bytes(f, rows, cols):
+    return 4 * -(-rows // 128) * -(-cols // 128) if f.type == "f8" else 4 if f.scale == E4M3_SCALES else 0
 
 
 def e4m3_table():
@@ -127,29 +144,66 @@ def elements(type, raw):
     return raw.view({"f32": "<f4", "f16": "<f2"}[type]).astype(np.float32)
 
 
-def codes(type, codebook, raw):
-    """raw [..., bytes of 32 columns] -> [..., 32] integers as f32."""
-    if type == "i8":
-        return raw.view(np.int8).astype(np.float32)
-    table = np.array(CODEBOOKS[codebook], np.float32)
-    return np.concatenate([table[raw & 15], table[raw >> 4]], axis=-1)
+def runs(raw):
+    """[..., n runs of 32 bytes: 8 rows x 4] -> [..., 8 rows, 4 n]"""
+    raw = raw.reshape(*raw.shape[:-1], -1, 8, 4)
+    return np.moveaxis(raw, -3, -2).reshape(*raw.shape[:-3], 8, -1)
 
 
-def dequantise_tiles(type, codebook, data, rows, cols, scales=None, stride=None):
+def raw_codes(f, codes, high):
+    """Stored codes [..., 8, 32] of the bytes of blocks [..., bytes]."""
+    code = runs(codes)
+    if f.type == "i8": return code
+    code = np.concatenate([code & 15, code >> 4], axis=-1)
+    b = high.reshape(*high.shape[:-1], -1, 8, 4)  # [..., 1 or 2, rows, column mod 4]
+    for c in range(32):
+        if f.type == "s5": code[..., c] |= (b[..., 0, :, c % 4] >> c // 4 & 1) << 4
+        if f.type == "s6": code[..., c] |= (b[..., c // 16, :, c % 4] >> 2 * (c % 16 // 4) & 3) << 4
+    return code
+
+
+def integers(f, code):
+    """What codes stand for, as f32; z4 without its zero point."""
+    if f.type == "c4": return np.array(CODEBOOKS[f.codebook], np.float32)[code]
+    if f.type == "i8": return code.view(np.int8).astype(np.float32)
+    half = {"s5": 16, "s6": 32}.get(f.type)
+    return code.astype(np.float32) if half is None else (code.astype(np.int32) ^ half).astype(np.float32) - half
+
+
+def block_scales(f, raw):
+    """Scales [..., 8, 32] of the first bytes of blocks."""
+    if f.scale == F16: s = np.ascontiguousarray(raw).view("<f2").astype(np.float32)[..., None].repeat(32, -1)
+    elif f.scale == E8M0: s = np.ldexp(np.float32(1), raw.astype(np.int32) - 127)[..., None].repeat(32, -1)
+    else: s = np.moveaxis(E4M3[raw].reshape(*raw.shape[:-1], 2, 8), -2, -1).repeat(16, -1)
+    return s * np.float32(0.5) if f.codebook == 3 else s
+
+
+def split(f, raw):
+    at = np.cumsum((0,) + f.parts())
+    return [np.ascontiguousarray(raw[..., a:b]) for a, b in zip(at, at[1:])]
+
+
+def dequantise_blocks(f, raw):
+    """Blocks [..., bytes] as f32 [..., 8, 32], without a table."""
+    scales, offsets, codes, high = split(f, raw)
+    if f.type not in INTEGERS: return np.swapaxes(elements(f.type, codes).reshape(*raw.shape[:-1], 32, 8), -1, -2)
+    q = integers(f, raw_codes(f, codes, high))
+    if f.type == "z4": q = q - offsets[..., None]
+    v = block_scales(f, scales) * q
+    return v + offsets.view("<f2").astype(np.float32)[..., None] if f.type == "a4" else v
+
+
+def dequantise_tiles(f, data, rows, cols, table=None, stride=None):
     """The tiles of a matrix (tile 0 at data[0], `stride` bytes apart) as f32 [rows, cols]."""
-    tiles, blocks, one = -(-rows // 8), -(-cols // 32), tile_bytes(type, cols)
+    tiles, blocks, one = -(-rows // 8), -(-cols // 32), tile_bytes(f, cols)
     stride = stride or one
     raw = np.stack([np.frombuffer(data, np.uint8, one, t * stride) for t in range(tiles)]).reshape(tiles, blocks, -1)
     with np.errstate(all="ignore"):
-        if type in ("i8", "c4"):
-            scale = np.ascontiguousarray(raw[:, :, :16]).view("<f2").astype(np.float32)
-            value = codes(type, codebook, raw[:, :, 16:].reshape(tiles, blocks, 8, -1)) * scale[..., None]
-        else:
-            value = elements(type, np.ascontiguousarray(raw)).reshape(tiles, blocks, 8, 32)
-        out = value.transpose(0, 2, 1, 3).reshape(tiles * 8, blocks * 32)[:rows, :cols]
-        if type == "f8":
-            table = np.frombuffer(scales, "<f4", scale_bytes(type, rows, cols) // 4).reshape(-(-rows // 128), -(-cols // 128))
-            out = out * table.repeat(128, 0)[:rows].repeat(128, 1)[:, :cols]
+        out = dequantise_blocks(f, raw).transpose(0, 2, 1, 3).reshape(tiles * 8, blocks * 32)[:rows, :cols]
+        if f.type == "f8":
+            scales = np.frombuffer(table, "<f4", table_bytes(f, rows, cols) // 4).reshape(-(-rows // 128), -(-cols // 128))
+            out = out * scales.repeat(128, 0)[:rows].repeat(128, 1)[:, :cols]
+        if f.scale == E4M3_SCALES: out = out * np.frombuffer(table, "<f4", 1)
     return out
 
 
@@ -159,11 +213,11 @@ class Matrix:
     """One of the three matrices of an expert."""
 
     def __init__(self, data):
-        self.type, self.codebook, _, self.rows, self.cols, self.offset, self.stride, self.scale_offset = \
-            fixed("<BB6sQQQQQ", data, "matrix of a bank")
-        need(self.type < 6 and self.codebook in CODEBOOKS, "matrix of a bank: unknown type")
-        self.type = TYPES[self.type]
-        need((self.type == "c4") == (self.codebook != 0), "matrix of a bank: codebook")
+        type, codebook, scale, _, self.rows, self.cols, self.offset, self.stride, self.scale_offset = \
+            fixed("<BBB5sQQQQQ", data, "matrix of a bank")
+        need(type < len(TYPES) and TYPES[type] != "u8", "matrix of a bank: unknown type")
+        self.format = Format(TYPES[type], codebook, scale)
+        need(self.format.ok(), "matrix of a bank: codebook or scale kind")
 
 
 class Object:
@@ -176,10 +230,11 @@ class Object:
         component, = fixed("<I", found[2], where)
         need(component < len(components), f"{where}: component")
         self.component = components[component]
-        kind, type, self.codebook, flags = fixed("<BBBB", found[3], where)
-        need(kind < 4 and type < 7 and self.codebook in CODEBOOKS and flags < 4, f"{where}: unknown kind, type or flags")
+        kind, type, self.codebook, scale, flags = fixed("<BBBBB", found[3], where)
+        need(kind < 4 and type < len(TYPES) and flags < 4, f"{where}: unknown kind, type or flags")
         self.kind, self.type, self.tiled, self.compressed = KINDS[kind], TYPES[type], bool(flags & 1), bool(flags & 2)
-        need((self.type == "c4") == (self.codebook != 0), f"{where}: codebook")
+        self.format = Format(self.type, self.codebook, scale)
+        need(self.format.ok(), f"{where}: codebook or scale kind")
         shape = found.get(4, b"")
         need(len(shape) % 8 == 0 and len(shape) <= 64, f"{where}: shape")
         self.shape = struct.unpack(f"<{len(shape) // 8}Q", shape)
@@ -217,20 +272,20 @@ class Object:
                 n *= d
             return n
         need(len(self.shape) == 2 and min(self.shape) > 0 and self.type != "u8", f"{where}: shape")
-        tiles, scales = matrix_bytes(self.type, *self.shape), scale_bytes(self.type, *self.shape)
+        tiles, scales = matrix_bytes(self.format, *self.shape), table_bytes(self.format, *self.shape)
         return up(tiles, 64) + scales if scales else tiles
 
     def bank_bytes(self, where):
         gate, upper, down = self.matrices
         need(self.shape == (self.experts, gate.rows, gate.cols) and min(self.shape) > 0, f"{where}: shape")
-        need((gate.type, gate.codebook) == (self.type, self.codebook) == (upper.type, upper.codebook), f"{where}: types")
+        need(gate.format == self.format == upper.format, f"{where}: types")
         need((upper.rows, upper.cols) == (gate.rows, gate.cols) == (down.cols, down.rows), f"{where}: shapes of matrices")
-        g, u = tile_bytes(gate.type, gate.cols), matrix_bytes(gate.type, gate.rows, gate.cols)
+        g, u = tile_bytes(gate.format, gate.cols), matrix_bytes(gate.format, gate.rows, gate.cols)
         need((gate.offset, gate.stride, upper.offset, upper.stride) == (0, 2 * g, g, 2 * g), f"{where}: gate and up")
-        need((down.offset, down.stride) == (2 * u, tile_bytes(down.type, down.cols)), f"{where}: down")
-        end = 2 * u + matrix_bytes(down.type, down.rows, down.cols)
+        need((down.offset, down.stride) == (2 * u, tile_bytes(down.format, down.cols)), f"{where}: down")
+        end = 2 * u + matrix_bytes(down.format, down.rows, down.cols)
         for m in self.matrices:
-            scales = scale_bytes(m.type, m.rows, m.cols)
+            scales = table_bytes(m.format, m.rows, m.cols)
             if scales:
                 end = up(end, 64)
             need(m.scale_offset == (end if scales else 0), f"{where}: scale table")
@@ -416,13 +471,13 @@ class Container:
         o, data = self.objects[name], self.stored(self.objects[name])
         if not o.tiled:
             return elements(o.type, np.frombuffer(data, np.uint8)).reshape(o.shape)
-        return dequantise_tiles(o.type, o.codebook, data, *o.shape, data[up(matrix_bytes(o.type, *o.shape), 64):])
+        return dequantise_tiles(o.format, data, *o.shape, data[up(matrix_bytes(o.format, *o.shape), 64):])
 
     def expert(self, name, e, m):
         """Matrix m (0 gate, 1 up, 2 down) of expert e as f32."""
         o = self.objects[name]
         blob, x = self.stored(o)[e * o.stride:(e + 1) * o.stride], o.matrices[m]
-        return dequantise_tiles(x.type, x.codebook, blob[x.offset:], x.rows, x.cols, blob[x.scale_offset:], x.stride)
+        return dequantise_tiles(x.format, blob[x.offset:], x.rows, x.cols, blob[x.scale_offset:], x.stride)
 
     def row(self, name, r):
         """A row of a row table as f32."""
@@ -437,7 +492,8 @@ class Container:
         if o.type in ("i8", "c4"):
             groups, width = -(-cols // 32), 32 if o.type == "i8" else 16
             scale = np.ascontiguousarray(scales[:2 * groups]).view("<f2").astype(np.float32)
-            value = codes(o.type, o.codebook, body[:groups * width].reshape(groups, width))
+            body = body[:groups * width].reshape(groups, width)
+            value = integers(o.format, body if o.type == "i8" else np.concatenate([body & 15, body >> 4], -1)) * (0.5 if o.codebook == 3 else 1)
             return (value * scale[:, None]).reshape(-1)[:cols]
         if o.type == "u8":
             return body[:cols].astype(np.float32)

@@ -184,7 +184,8 @@ def test_dequantisation_of_weights(tmp_path):
     path = str(tmp_path / "m.ninfer")
     tool("weights", path)
     # f8: half a unit of 3 bits of mantissa below 50/64; i8: half a step of absmax/127; c4: absmax/8 or wider steps of nl.
-    bound = {"f32": 0, "f16": 0, "bf16": 0, "f8": 1 / 32, "i8": 50 / 64 / 127 / 2 * 1.01, "linear": 0.08, "nl": 0.1}
+    bound = {"f32": 0, "f16": 0, "bf16": 0, "f8": 1 / 32, "i8": 50 / 64 / 127 / 2 * 1.01, "linear": 0.08, "nl": 0.1,
+             "z4": 0.1, "a4": 0.1, "s5": 0.035, "s6": 0.017, "e2m1": 0.17, "mxfp4": 0.26, "nvfp4": 0.17}
     with Container(path) as c:
         for type, limit in bound.items():
             assert np.abs(c.matrix(f"weights.{type}") - weight(205, 300)).max() <= limit, type

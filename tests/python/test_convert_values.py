@@ -39,14 +39,16 @@ def error(kind, w, got):
     """Largest error, as a multiple of what the type allows: nothing for f32 and bf16 (the checkpoint holds bf16 and FP8), one unit of f16, half a
     step of i8 (and the rounding of its scale), a step of c4 (whose search may clip the largest values a little)."""
     if kind in ("f32", "bf16"): return 0 if (w == got).all() else 2
+    if kind == "f8": return (np.abs(w - got) / (np.abs(w) * 2.0 ** -4 + np.abs(w).max() * 2.0 ** -18)).max() / 1.001
     if kind == "f16": return (np.abs(w - got) / (np.abs(w) * 2.0 ** -11 + 2.0 ** -25)).max() / 1.001
     pad = -w.shape[1] % 32
     w, got = (np.pad(x, ((0, 0), (0, pad))).reshape(len(x), -1, 32) for x in (w, got))
-    step = np.abs(w).max(2, keepdims=True) / {"i8": 127, "c4": 7}[kind]
-    return (np.abs(w - got) / np.maximum(step, 1e-30)).max() / {"i8": 0.57, "c4": 1.3}[kind]
+    step = np.abs(w).max(2, keepdims=True) / {"i8": 127, "c4": 7, "z4": 7, "a4": 7, "s5": 15, "s6": 31}[kind]
+    return (np.abs(w - got) / np.maximum(step, 1e-30)).max() / {"i8": 0.57, "z4": 1.6, "a4": 1.6}.get(kind, 1.3)
 
 
 @pytest.mark.parametrize("flags", [["--type", "f32"], ["--type", "bf16"], ["--type", "f16"], ["--type", "i8"], ["--type", "c4"], ["--type", "c4", "--codebook", "nl"],
+                                   ["--type", "f8"], ["--type", "s5"], ["--type", "s6"], ["--type", "z4"], ["--type", "a4"],
                                    ["--type", "c4", "--max-file-gb", "0.004"]], ids=" ".join)
 def test_values(flags, tmp_path):
     path = tmp_path / "m.ninfer"
@@ -65,7 +67,7 @@ def test_values(flags, tmp_path):
                 for part, m in zip(("gate_proj", "up_proj", "down_proj"), o.matrices):
                     key = f"{source_name(o.name).removesuffix('.weight')}.{e}.{part}.weight"
                     used.add(key)
-                    got = dequantise_tiles(m.type, m.codebook, data[e * o.stride + m.offset:(e + 1) * o.stride], m.rows, m.cols, stride=m.stride)
+                    got = dequantise_tiles(m.format, data[e * o.stride + m.offset:(e + 1) * o.stride], m.rows, m.cols, data[e * o.stride + m.scale_offset:], m.stride)
                     assert error(o.type, SOURCE[key], got) <= 1, key
         elif o.kind == "tensor":
             key, got = source_name(o.name), c.matrix(o.name)

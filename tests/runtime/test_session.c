@@ -238,7 +238,7 @@ static void test_damaged_weights_fail_the_step(void **state) {
     (void)state;
     nf_error err = {0};
     const char *path = temp_path("inf.ninfer");
-    nf_convert_options options = {.type = {NF_TYPE_I8, NF_CODEBOOK_NONE}};
+    nf_convert_options options = {.type = {.type = NF_TYPE_I8}};
     OK(nf_convert(MODEL_DIR, path, &options, &err));
     nf_container *c;
     OK(nf_container_open(path, &c, &err));

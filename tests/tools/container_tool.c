@@ -72,18 +72,18 @@ static void write_blob(nf_writer *w, const char *name, uint64_t n, uint64_t seed
 static nf_object matrix(const char *name, nf_type type, nf_codebook codebook, uint64_t rows, uint64_t cols) {
     return (nf_object){.name = name,
                        .component = "text",
-                       .format = {type, codebook},
+                       .format = {.type = type, .codebook = codebook},
                        .tiled = true,
                        .n_dims = 2,
                        .shape = {rows, cols},
-                       .bytes = nf_matrix_bytes(type, rows, cols)};
+                       .bytes = nf_matrix_bytes((nf_format){.type = type, .codebook = codebook}, rows, cols)};
 }
 
 static nf_object plain(const char *name, nf_type type, uint32_t n_dims, uint64_t a, uint64_t b,
                        uint64_t bytes) {
     return (nf_object){.name = name,
                        .component = "text",
-                       .format = {type, NF_CODEBOOK_NONE},
+                       .format = {.type = type},
                        .n_dims = n_dims,
                        .shape = {a, b},
                        .bytes = bytes};
@@ -112,8 +112,9 @@ static nf_object row_table(const char *name, nf_format format, uint64_t rows, ui
     return o;
 }
 
-static const nf_format f8 = {NF_TYPE_F8, NF_CODEBOOK_NONE}, i8 = {NF_TYPE_I8, NF_CODEBOOK_NONE};
-static const nf_format linear = {NF_TYPE_C4, NF_CODEBOOK_LINEAR}, nl = {NF_TYPE_C4, NF_CODEBOOK_NL};
+static const nf_format f8 = {.type = NF_TYPE_F8}, i8 = {.type = NF_TYPE_I8};
+static const nf_format linear = {.type = NF_TYPE_C4, .codebook = NF_CODEBOOK_LINEAR},
+                       nl = {.type = NF_TYPE_C4, .codebook = NF_CODEBOOK_NL};
 
 static void create(const char *path, uint64_t part_bytes, uint64_t seed) {
     nf_writer *w;
@@ -140,7 +141,7 @@ static void create(const char *path, uint64_t part_bytes, uint64_t seed) {
         row_table("rows.c4", nl, 50, 100, 128, 8),
         row_table("rows.i8", i8, 70, 96, 192, 64), /* scales padded to 64 bytes */
         row_table("rows.f8", f8, 7, 200, 256, 8),
-        row_table("rows.f32", (nf_format){NF_TYPE_F32, 0}, 3, 1100, 4416, 0),
+        row_table("rows.f32", (nf_format){.type = NF_TYPE_F32}, 3, 1100, 4416, 0),
     };
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) write_object(w, &objects[i], seed);
     write_blob(w, "words", 50000, seed);
@@ -170,16 +171,17 @@ static float weight(uint64_t r, uint64_t c) {
 static void quantise(nf_format format, uint64_t rows, uint64_t cols, uint8_t *tiles, uint64_t stride,
                      uint8_t *scales) {
     float *w = allocate(rows * cols * sizeof *w),
-          *table = allocate((rows / 128 + 1) * (cols / 128 + 1) * sizeof *table);
+          *table = allocate(nf_matrix_table_bytes(format, rows, cols) + 4);
     for (uint64_t r = 0; r < rows; r++)
         for (uint64_t c = 0; c < cols; c++) w[r * cols + c] = weight(r, c);
-    nf_f8_block_scales(w, cols, rows, cols, table);
-    const bool f8_type = format.type == NF_TYPE_F8;
+    if (format.type == NF_TYPE_F8)
+        nf_f8_block_scales(w, cols, rows, cols, table);
+    else
+        table[0] = nf_c4_factor(format.codebook, 50.0f / 64.0f);
     for (uint64_t t = 0; t * 8 < rows; t++)
         check(nf_quantise_tile(format, w + t * 8 * cols, cols, rows - t * 8 < 8 ? rows - t * 8 : 8, cols,
-                               f8_type ? table + t * 8 / 128 * ((cols + 127) / 128) : NULL,
-                               tiles + t * stride, &error));
-    if (f8_type) memcpy(scales, table, nf_matrix_scale_bytes(format.type, rows, cols));
+                               nf_tile_table(format, table, cols, t), NULL, tiles + t * stride, &error));
+    if (nf_format_has_table(format)) memcpy(scales, table, nf_matrix_table_bytes(format, rows, cols));
     free(w);
     free(table);
 }
@@ -188,13 +190,20 @@ static void weights(const char *path) {
     static const struct {
         const char *name;
         nf_format format;
-    } kinds[] = {{"f32", {NF_TYPE_F32, 0}},
-                 {"f16", {NF_TYPE_F16, 0}},
-                 {"bf16", {NF_TYPE_BF16, 0}},
-                 {"f8", {NF_TYPE_F8, 0}},
-                 {"i8", {NF_TYPE_I8, 0}},
-                 {"linear", {NF_TYPE_C4, NF_CODEBOOK_LINEAR}},
-                 {"nl", {NF_TYPE_C4, NF_CODEBOOK_NL}}};
+    } kinds[] = {{"f32", {.type = NF_TYPE_F32}},
+                 {"f16", {.type = NF_TYPE_F16}},
+                 {"bf16", {.type = NF_TYPE_BF16}},
+                 {"f8", {.type = NF_TYPE_F8}},
+                 {"i8", {.type = NF_TYPE_I8}},
+                 {"z4", {.type = NF_TYPE_Z4}},
+                 {"a4", {.type = NF_TYPE_A4}},
+                 {"s5", {.type = NF_TYPE_S5}},
+                 {"s6", {.type = NF_TYPE_S6}},
+                 {"linear", {.type = NF_TYPE_C4, .codebook = NF_CODEBOOK_LINEAR}},
+                 {"nl", {.type = NF_TYPE_C4, .codebook = NF_CODEBOOK_NL}},
+                 {"e2m1", {NF_TYPE_C4, NF_CODEBOOK_E2M1, NF_SCALE_F16}},
+                 {"mxfp4", {NF_TYPE_C4, NF_CODEBOOK_E2M1, NF_SCALE_E8M0}},
+                 {"nvfp4", {NF_TYPE_C4, NF_CODEBOOK_E2M1, NF_SCALE_E4M3}}};
     nf_writer *w;
     check(nf_writer_create(path, NULL, &w, &error));
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
@@ -202,9 +211,11 @@ static void weights(const char *path) {
         const nf_format f = kinds[k].format;
         snprintf(name, sizeof name, "weights.%s", kinds[k].name);
         nf_object o = matrix(name, f.type, f.codebook, 205, 300);
+        o.format = f;
+        o.bytes = nf_matrix_bytes(f, 205, 300);
         uint8_t *bytes = allocate(o.bytes);
-        quantise(f, 205, 300, bytes, nf_matrix_tile_bytes(f.type, 8, 300),
-                 bytes + nf_matrix_scale_offset(f.type, 205, 300));
+        quantise(f, 205, 300, bytes, nf_matrix_tile_bytes(f, 8, 300),
+                 bytes + nf_matrix_table_offset(f, 205, 300));
         write_bytes(w, &o, bytes);
         free(bytes);
         snprintf(name, sizeof name, "experts.%s", kinds[k].name);
@@ -224,12 +235,12 @@ static void weights(const char *path) {
 
 static void dequantise_matrix(FILE *out, nf_format format, uint64_t rows, uint64_t cols, const uint8_t *tiles,
                               uint64_t stride, const uint8_t *scales) {
-    float *row = allocate(cols * sizeof *row),
-          *table = allocate(nf_matrix_scale_bytes(format.type, rows, cols) + 4);
-    if (format.type == NF_TYPE_F8) memcpy(table, scales, nf_matrix_scale_bytes(format.type, rows, cols));
+    const uint64_t table_bytes = nf_matrix_table_bytes(format, rows, cols);
+    float *row = allocate(cols * sizeof *row), *table = allocate(table_bytes + 4);
+    memcpy(table, scales, table_bytes);
     for (uint64_t r = 0; r < rows; r++) {
         nf_dequantise_row(format, tiles + r / 8 * stride, r % 8, cols,
-                          format.type == NF_TYPE_F8 ? table + r / 128 * ((cols + 127) / 128) : NULL, row);
+                          nf_tile_table(format, table, cols, r / 8), row);
         if (fwrite(row, sizeof *row, cols, out) != cols) exit(1);
     }
     free(row);
@@ -246,8 +257,8 @@ static void dequantise(const char *path, const char *name, const char *to) {
     check(nf_container_map(c, o, &bytes, &error));
     if (o->kind == NF_OBJECT_TENSOR)
         dequantise_matrix(out, o->format, o->shape[0], o->shape[1], bytes,
-                          nf_matrix_tile_bytes(o->format.type, 8, o->shape[1]),
-                          bytes + nf_matrix_scale_offset(o->format.type, o->shape[0], o->shape[1]));
+                          nf_matrix_tile_bytes(o->format, 8, o->shape[1]),
+                          bytes + nf_matrix_table_offset(o->format, o->shape[0], o->shape[1]));
     for (uint64_t e = 0; o->kind == NF_OBJECT_BANK && e < o->n_experts; e++)
         for (int m = 0; m < 3; m++) {
             const nf_bank_matrix *b = &o->matrix[m];

@@ -2,7 +2,7 @@
  * Storage types as a filter, for tests/python/test_types.py and for measuring:
  *   types_tool quantise FORMAT ROWS COLS IN OUT    f32 [ROWS, COLS] to a stored matrix (tiles, on 64 bytes f8
  * scales) types_tool dequantise FORMAT ROWS COLS IN OUT  the inverse types_tool measure CHECKPOINT [PART]
- * error and speed over the matrices whose name holds PART FORMAT: f32 f16 bf16 f8 i8 c4-linear c4-nl.
+ * error and speed over the matrices whose name holds PART FORMAT: see the table below.
  */
 #include "base/io.h"
 #include "base/progress.h"
@@ -19,10 +19,24 @@ static const struct {
     const char *name;
     nf_format format;
 } formats[] = {
-    {"f32", {NF_TYPE_F32, NF_CODEBOOK_NONE}},   {"f16", {NF_TYPE_F16, NF_CODEBOOK_NONE}},
-    {"bf16", {NF_TYPE_BF16, NF_CODEBOOK_NONE}}, {"f8", {NF_TYPE_F8, NF_CODEBOOK_NONE}},
-    {"i8", {NF_TYPE_I8, NF_CODEBOOK_NONE}},     {"c4-linear", {NF_TYPE_C4, NF_CODEBOOK_LINEAR}},
-    {"c4-nl", {NF_TYPE_C4, NF_CODEBOOK_NL}},
+    {"f32", {.type = NF_TYPE_F32}},
+    {"f16", {.type = NF_TYPE_F16}},
+    {"bf16", {.type = NF_TYPE_BF16}},
+    {"f8", {.type = NF_TYPE_F8}},
+    {"i8", {.type = NF_TYPE_I8}},
+    {"z4", {.type = NF_TYPE_Z4}},
+    {"a4", {.type = NF_TYPE_A4}},
+    {"s5", {.type = NF_TYPE_S5}},
+    {"s6", {.type = NF_TYPE_S6}},
+    {"c4-linear", {NF_TYPE_C4, NF_CODEBOOK_LINEAR, NF_SCALE_F16}},
+    {"c4-linear-e8m0", {NF_TYPE_C4, NF_CODEBOOK_LINEAR, NF_SCALE_E8M0}},
+    {"c4-linear-e4m3", {NF_TYPE_C4, NF_CODEBOOK_LINEAR, NF_SCALE_E4M3}},
+    {"c4-nl", {NF_TYPE_C4, NF_CODEBOOK_NL, NF_SCALE_F16}},
+    {"c4-nl-e8m0", {NF_TYPE_C4, NF_CODEBOOK_NL, NF_SCALE_E8M0}},
+    {"c4-nl-e4m3", {NF_TYPE_C4, NF_CODEBOOK_NL, NF_SCALE_E4M3}},
+    {"c4-e2m1", {NF_TYPE_C4, NF_CODEBOOK_E2M1, NF_SCALE_F16}},
+    {"c4-e2m1-e8m0", {NF_TYPE_C4, NF_CODEBOOK_E2M1, NF_SCALE_E8M0}},
+    {"c4-e2m1-e4m3", {NF_TYPE_C4, NF_CODEBOOK_E2M1, NF_SCALE_E4M3}},
 };
 #define N_FORMATS (sizeof formats / sizeof *formats)
 #define MAX_MATRIX_BYTES ((uint64_t)1 << 30)
@@ -33,25 +47,28 @@ typedef struct matrix {
 } matrix;
 
 static size_t tile_bytes(const matrix *m) {
-    return (size_t)nf_matrix_tile_bytes(m->format.type, NF_TILE_ROWS, m->cols);
+    return (size_t)nf_matrix_tile_bytes(m->format, NF_TILE_ROWS, m->cols);
 }
 
-/* Scales of the row of 128-blocks that holds tile t; NULL for types without. */
-static float *scales_of(const matrix *m, uint8_t *stored, size_t t) {
-    if (!nf_type_get(m->format.type)->has_block_scales) return NULL;
-    const size_t across = (m->cols + NF_F8_BLOCK - 1) / NF_F8_BLOCK;
-    float *table = (float *)(void *)(stored + nf_matrix_scale_offset(m->format.type, m->rows, m->cols));
-    return table + t * NF_TILE_ROWS / NF_F8_BLOCK * across;
+/* The entry of the table that tile t begins with; NULL for types without a table. */
+static float *table_of(const matrix *m, uint8_t *stored, size_t t) {
+    if (!nf_format_has_table(m->format)) return NULL;
+    float *table = (float *)(void *)(stored + nf_matrix_table_offset(m->format, m->rows, m->cols));
+    return table + (nf_tile_table(m->format, table, m->cols, t) - table);
 }
 
 /* stored is zeroed, and aligned for floats. */
 static nf_status quantise(const matrix *m, const float *w, uint8_t *stored, nf_error *err) {
-    float *scales = scales_of(m, stored, 0);
-    if (scales) nf_f8_block_scales(w, m->cols, m->rows, m->cols, scales);
+    float *table = table_of(m, stored, 0), absmax = 0.0f;
+    for (size_t i = 0; i < m->rows * m->cols; i++) absmax = fmaxf(absmax, fabsf(w[i]));
+    if (m->format.type == NF_TYPE_F8)
+        nf_f8_block_scales(w, m->cols, m->rows, m->cols, table);
+    else if (table)
+        table[0] = nf_c4_factor(m->format.codebook, absmax);
     for (size_t r = 0; r < m->rows; r += NF_TILE_ROWS) {
         const size_t n = m->rows - r < NF_TILE_ROWS ? m->rows - r : NF_TILE_ROWS, t = r / NF_TILE_ROWS;
         nf_status status = nf_quantise_tile(m->format, w + r * m->cols, m->cols, n, m->cols,
-                                            scales_of(m, stored, t), stored + t * tile_bytes(m), err);
+                                            table_of(m, stored, t), NULL, stored + t * tile_bytes(m), err);
         if (status) return nf_context(err, "tile %zu", t);
     }
     return NF_OK;
@@ -60,7 +77,7 @@ static nf_status quantise(const matrix *m, const float *w, uint8_t *stored, nf_e
 static void dequantise(const matrix *m, uint8_t *stored, float *w) {
     for (size_t r = 0; r < m->rows; r += NF_TILE_ROWS) {
         const size_t n = m->rows - r < NF_TILE_ROWS ? m->rows - r : NF_TILE_ROWS, t = r / NF_TILE_ROWS;
-        nf_dequantise_tile(m->format, stored + t * tile_bytes(m), n, m->cols, scales_of(m, stored, t),
+        nf_dequantise_tile(m->format, stored + t * tile_bytes(m), n, m->cols, table_of(m, stored, t),
                            w + r * m->cols, m->cols);
     }
 }
@@ -94,7 +111,7 @@ static nf_status convert(char **argv, nf_error *err) {
     nf_status status = parse_matrix(argv, &m, err);
     if (status) return status;
     const size_t plain = m.rows * m.cols * sizeof(float);
-    const size_t stored = (size_t)nf_matrix_bytes(m.format.type, m.rows, m.cols);
+    const size_t stored = (size_t)nf_matrix_bytes(m.format, m.rows, m.cols);
     const size_t in_bytes = forward ? plain : stored, out_bytes = forward ? stored : plain;
     nf_buf in = {0};
     void *out = nf_calloc_aligned(64, out_bytes, 1, "the output", err);
@@ -124,7 +141,7 @@ typedef struct totals {
 static nf_status measure_sample(nf_format format, const sample *s, totals *sum, nf_error *err) {
     const matrix m = {format, s->rows, s->cols};
     uint8_t *stored =
-        nf_calloc_aligned(64, (size_t)nf_matrix_bytes(format.type, m.rows, m.cols), 1, "a matrix", err);
+        nf_calloc_aligned(64, (size_t)nf_matrix_bytes(format, m.rows, m.cols), 1, "a matrix", err);
     if (!stored) return NF_ERR_MEMORY;
     double best[2] = {INFINITY, INFINITY};
     nf_status status = NF_OK;
