@@ -42,7 +42,7 @@ static void prepare_body(void *user, size_t begin, size_t end, int thread) {
         size_t t = i / heads, head = i % heads;
         const float *cosine = s->rope + t * d->rope_dim, *sine = cosine + half;
         if (head < d->n_heads) {
-            float *q = s->q + (t * d->n_heads + head) * 2 * dim;
+            float *q = s->q + (t * d->n_heads + head) * nf_query_stride(d);
             nf_norm_row(s, q, w->q_norm, dim, q);
             rotate(q, cosine, sine, half);
             continue;
@@ -92,10 +92,10 @@ static void attend_body(void *user, size_t begin, size_t end, int thread) {
     float *scratch = s->thread_scratch + (size_t)thread * s->thread_stride;
     for (size_t i = begin; i < end; i++) {
         size_t t = i / d->n_heads, head = i % d->n_heads;
-        const float *q = s->q + (t * d->n_heads + head) * 2 * dim;
+        const float *q = s->q + (t * d->n_heads + head) * nf_query_stride(d);
         float *out = s->attended.x + t * s->attended.kp + head * dim;
         attend(s, step->layer, q, head / group, s->first + t, out, scratch);
-        s->model->kernels->sigmoid_mul(q + dim, out, dim);
+        if (d->attention_gate) s->model->kernels->sigmoid_mul(q + dim, out, dim);
     }
 }
 
@@ -112,7 +112,7 @@ void nf_attention_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     attention_step step = {s, layer};
     const size_t kv = (size_t)d->n_kv_heads * d->head_dim;
     nf_product inputs[3] = {
-        {.w = w->q, .in = &s->h, .n = s->n, .out = s->q, .out_stride = (size_t)d->n_heads * 2 * d->head_dim},
+        {.w = w->q, .in = &s->h, .n = s->n, .out = s->q, .out_stride = d->n_heads * nf_query_stride(d)},
         {.w = w->k, .in = &s->h, .n = s->n, .out = s->k, .out_stride = kv},
         {.w = w->v, .in = &s->h, .n = s->n, .out = s->v, .out_stride = kv},
     };

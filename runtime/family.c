@@ -1,6 +1,6 @@
 /*
- * The qwen3_5_moe family (docs/models.md): what its config.json says and which tensors it has. A tensor is a
- * row of a table: name pattern, role and shape in terms of the hyper-parameters.
+ * Model families (docs/models.md): what their config.json says and which tensors they have. A family is a row
+ * of a table; a tensor is one too: name pattern, role and shape in terms of the hyper-parameters.
  */
 #include "runtime/family.h"
 
@@ -13,12 +13,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const supported[] = {"qwen3_5_moe", "qwen3_5_moe_text"};
+/* What distinguishes families that share these layers; a number in a config.json wins over its default here.
+ */
+typedef struct family {
+    const char *model_type;
+    bool linear_layers; /* Gated DeltaNet layers among the attention layers */
+    bool attention_gate, norms_add_one, shared_expert;
+    bool norm_topk;     /* default of norm_topk_prob */
+    uint32_t head_dim;  /* default; 0: hidden_size / num_attention_heads */
+    double rotary_part; /* default of partial_rotary_factor */
+    double rope_theta;  /* default */
+} family;
+
+static const family families[] = {
+    {"qwen3_5_moe", true, true, true, true, true, 256, 0.25, 1e7},
+    {"qwen3_5_moe_text", true, true, true, true, true, 256, 0.25, 1e7},
+    {"qwen3_moe", false, false, false, false, false, 0, 1.0, 1e4},
+};
+#define N_FAMILIES (sizeof families / sizeof *families)
 
 /* ---- config.json ---- */
 
 typedef struct config {
     const json_t *root, *text; /* text: the text_config of multimodal models, else root */
+    const family *family;
     const char *file;
     nf_error *err;
     nf_status status; /* of the first bad field */
@@ -73,15 +91,18 @@ static void parse_rope(config *c, nf_model_desc *d) {
         bad_field(c, "rope_type", "names a kind of rotary embedding that is not supported for this family");
         return;
     }
-    d->rope_theta = get_real(c, rope, "rope_theta", 1.0, 1e12, 1e7);
+    d->rope_theta = get_real(c, rope, "rope_theta", 1.0, 1e12, c->family->rope_theta);
     double part = get_real(c, rope, "partial_rotary_factor", 0.0, 1.0,
-                           get_real(c, c->text, "partial_rotary_factor", 0.0, 1.0, 0.25));
+                           get_real(c, c->text, "partial_rotary_factor", 0.0, 1.0, c->family->rotary_part));
     d->rope_dim = (uint32_t)((double)d->head_dim * part);
     if (d->rope_dim % 2) bad_field(c, "partial_rotary_factor", "gives an odd number of rotary dimensions");
 }
 
 static void parse_layers(config *c, nf_model_desc *d) {
     const json_t *types = json_object_get(c->text, "layer_types");
+    for (uint32_t l = 0; l < d->n_layers && !c->family->linear_layers; l++)
+        d->layer_kind[l] = NF_LAYER_FULL_ATTENTION;
+    if (!c->family->linear_layers) return;
     uint32_t interval = get_u32(c, "full_attention_interval", 1, 4096, 4);
     if (types && json_array_size(types) != d->n_layers) {
         bad_field(c, "layer_types", "does not list num_hidden_layers layers");
@@ -114,6 +135,24 @@ static void parse_eos(config *c, nf_model_desc *d) {
     }
 }
 
+static void parse_delta(config *c, nf_model_desc *d) {
+    d->lin_k_heads = get_u32(c, "linear_num_key_heads", 1, 4096, 16);
+    d->lin_v_heads = get_u32(c, "linear_num_value_heads", 1, 4096, 32);
+    d->lin_k_dim = get_u32(c, "linear_key_head_dim", 1, 4096, 128);
+    d->lin_v_dim = get_u32(c, "linear_value_head_dim", 1, 4096, 128);
+    if (d->lin_v_heads % d->lin_k_heads)
+        bad_field(c, "linear_num_value_heads", "is not a multiple of linear_num_key_heads");
+    d->conv_width = get_u32(c, "linear_conv_kernel_dim", 2, 16, 4);
+}
+
+/* Dense layers among the others are not supported yet; a config that has some is refused, not misread. */
+static void check_every_layer_has_experts(config *c) {
+    if (json_array_size(json_object_get(c->text, "mlp_only_layers")))
+        bad_field(c, "mlp_only_layers", "names layers without experts, which are not supported");
+    if (get_u32(c, "decoder_sparse_step", 1, 4096, 1) != 1)
+        bad_field(c, "decoder_sparse_step", "is not 1: layers without experts are not supported");
+}
+
 static void parse_fields(config *c, nf_model_desc *d) {
     d->vocab_size = get_u32(c, "vocab_size", 1, 1 << 24, -1);
     d->hidden = get_u32(c, "hidden_size", 1, 1 << 17, -1);
@@ -123,28 +162,37 @@ static void parse_fields(config *c, nf_model_desc *d) {
         get_bool(c, c->text, "tie_word_embeddings", get_bool(c, c->root, "tie_word_embeddings", false));
     d->n_heads = get_u32(c, "num_attention_heads", 1, 4096, -1);
     d->n_kv_heads = get_u32(c, "num_key_value_heads", 1, 4096, d->n_heads);
-    d->head_dim = get_u32(c, "head_dim", 1, 4096, 256);
+    d->head_dim =
+        get_u32(c, "head_dim", 1, 4096, c->family->head_dim ? c->family->head_dim : d->hidden / d->n_heads);
     if (d->n_heads % d->n_kv_heads)
         bad_field(c, "num_attention_heads", "is not a multiple of num_key_value_heads");
-    d->lin_k_heads = get_u32(c, "linear_num_key_heads", 1, 4096, 16);
-    d->lin_v_heads = get_u32(c, "linear_num_value_heads", 1, 4096, 32);
-    d->lin_k_dim = get_u32(c, "linear_key_head_dim", 1, 4096, 128);
-    d->lin_v_dim = get_u32(c, "linear_value_head_dim", 1, 4096, 128);
-    if (d->lin_v_heads % d->lin_k_heads)
-        bad_field(c, "linear_num_value_heads", "is not a multiple of linear_num_key_heads");
-    d->conv_width = get_u32(c, "linear_conv_kernel_dim", 2, 16, 4);
+    d->attention_gate = c->family->attention_gate;
+    d->norms_add_one = c->family->norms_add_one;
+    if (c->family->linear_layers) parse_delta(c, d);
     d->n_experts = get_u32(c, "num_experts", 1, 65536, -1);
     d->top_k = get_u32(c, "num_experts_per_tok", 1, d->n_experts, -1);
     d->expert_hidden = get_u32(c, "moe_intermediate_size", 1, 1 << 20, -1);
-    d->shared_hidden = get_u32(c, "shared_expert_intermediate_size", 1, 1 << 20, -1);
-    d->norm_topk = get_bool(c, c->text, "norm_topk_prob", true);
+    if (c->family->shared_expert)
+        d->shared_hidden = get_u32(c, "shared_expert_intermediate_size", 1, 1 << 20, -1);
+    d->norm_topk = get_bool(c, c->text, "norm_topk_prob", c->family->norm_topk);
+    check_every_layer_has_experts(c);
     d->n_mtp_layers = get_u32(c, "mtp_num_hidden_layers", 0, 1, 0);
     const char *act = json_string_value(json_object_get(c->text, "hidden_act"));
     if (act && strcmp(act, "silu") != 0) bad_field(c, "hidden_act", "is not silu");
     if (get_bool(c, c->text, "attention_bias", false))
         bad_field(c, "attention_bias", "is true, which this family does not have");
-    if (!get_bool(c, c->text, "attn_output_gate", true))
+    if (c->family->attention_gate && !get_bool(c, c->text, "attn_output_gate", true))
         bad_field(c, "attn_output_gate", "is false, which is not supported");
+    if (get_bool(c, c->text, "use_sliding_window", false))
+        bad_field(c, "use_sliding_window", "is true, which is not supported for this family");
+    const json_t *scaling = json_object_get(c->text, "rope_scaling");
+    if (scaling && !json_is_null(scaling)) {
+        const char *kind = json_string_value(json_object_get(scaling, "rope_type"));
+        if (!kind) kind = json_string_value(json_object_get(scaling, "type"));
+        if (!kind || strcmp(kind, "default") != 0)
+            bad_field(c, "rope_scaling",
+                      "names a kind of rotary embedding that is not supported for this family");
+    }
 }
 
 static void parse_quantisation(config *c) {
@@ -167,13 +215,24 @@ static void parse_quantisation(config *c) {
 
 static nf_status check_model_type(config *c, nf_model_desc *d) {
     const char *type = json_string_value(json_object_get(c->text, "model_type"));
-    for (size_t i = 0; type && i < sizeof supported / sizeof *supported; i++)
-        if (!strcmp(type, supported[i])) {
+    nf_buf names = {0};
+    for (size_t i = 0; i < N_FAMILIES; i++) {
+        if (type && !strcmp(type, families[i].model_type)) {
             snprintf(d->architecture, sizeof d->architecture, "%s", type);
+            c->family = &families[i];
+            nf_buf_free(&names);
             return NF_OK;
         }
-    return nf_fail(c->err, NF_ERR_UNSUPPORTED, "%s: model_type '%.100s' is not supported; supported: %s, %s",
-                   c->file, type ? type : "", supported[0], supported[1]);
+        nf_status status = nf_buf_printf(&names, c->err, "%s%s", i ? ", " : "", families[i].model_type);
+        if (status) {
+            nf_buf_free(&names);
+            return status;
+        }
+    }
+    nf_fail(c->err, NF_ERR_UNSUPPORTED, "%s: model_type '%.100s' is not supported; supported: %s", c->file,
+            type ? type : "", names.data);
+    nf_buf_free(&names);
+    return NF_ERR_UNSUPPORTED;
 }
 
 nf_status nf_model_desc_parse(const char *json, size_t n, const char *file, nf_model_desc *out,
@@ -248,7 +307,7 @@ static uint64_t dim_value(const nf_model_desc *d, dim which) {
     case D_VOCAB:
         return d->vocab_size;
     case D_Q_GATE:
-        return 2ull * d->n_heads * d->head_dim;
+        return (d->attention_gate ? 2ull : 1ull) * d->n_heads * d->head_dim;
     case D_Q:
         return (uint64_t)d->n_heads * d->head_dim;
     case D_KV:
@@ -312,11 +371,13 @@ static const row delta_rows[] = {
 };
 static const row moe_rows[] = {
     {"mlp.gate", ".weight", NF_ROLE_SMALL_MATRIX, {D_EXPERTS, D_HIDDEN}},
+    {"mlp.experts", "", NF_ROLE_BANK, {D_EXPERTS, D_EXPERT_HIDDEN, D_HIDDEN}},
+};
+static const row shared_rows[] = {
     {"mlp.shared_expert_gate", ".weight", NF_ROLE_SMALL_MATRIX, {D_1, D_HIDDEN}},
     {"mlp.shared_expert.gate_proj", ".weight", NF_ROLE_MATRIX, {D_SHARED_HIDDEN, D_HIDDEN}},
     {"mlp.shared_expert.up_proj", ".weight", NF_ROLE_MATRIX, {D_SHARED_HIDDEN, D_HIDDEN}},
     {"mlp.shared_expert.down_proj", ".weight", NF_ROLE_MATRIX, {D_HIDDEN, D_SHARED_HIDDEN}},
-    {"mlp.experts", "", NF_ROLE_BANK, {D_EXPERTS, D_EXPERT_HIDDEN, D_HIDDEN}},
 };
 static const row mtp_rows[] = {
     {"fc", ".weight", NF_ROLE_MATRIX, {D_HIDDEN, D_2_HIDDEN}},
@@ -361,6 +422,7 @@ static nf_status add_layer(spec_list *list, nf_layer_kind kind, const char *pref
         ADD(delta_rows, prefix, source);
     }
     ADD(moe_rows, prefix, source);
+    if (list->desc->shared_hidden) ADD(shared_rows, prefix, source);
     return NF_OK;
 }
 

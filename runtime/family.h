@@ -41,13 +41,16 @@ typedef struct nf_model_desc {
     float rms_eps;
     bool tied_embedding;
     nf_layer_kind *layer_kind; /* [n_layers] */
+    bool norms_add_one;        /* RMSNorm weights are stored as w - 1 */
     /* attention */
+    bool attention_gate; /* q_proj gives a query and a gate for each head */
     uint32_t n_heads, n_kv_heads, head_dim, rope_dim;
     double rope_theta;
-    /* Gated DeltaNet */
+    /* Gated DeltaNet; all 0 in families without it */
     uint32_t lin_k_heads, lin_v_heads, lin_k_dim, lin_v_dim, conv_width;
     /* mixture of experts */
-    uint32_t n_experts, top_k, expert_hidden, shared_hidden;
+    uint32_t n_experts, top_k, expert_hidden;
+    uint32_t shared_hidden; /* 0: no shared expert */
     bool norm_topk;
     uint32_t n_mtp_layers; /* 0 or 1 */
     int32_t eos_ids[8];    /* of config.json */

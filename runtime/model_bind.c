@@ -97,7 +97,7 @@ static nf_status bind_vector(binder *b, const char *name, const float **out, siz
     return NF_OK;
 }
 
-/* A norm stored as w - 1: gives 1 + w, owned by the caller. */
+/* The factors of a norm, which some families store as w - 1; owned by the caller. */
 static nf_status bind_norm(binder *b, const char *name, float **out, nf_error *err) {
     const float *w = NULL;
     size_t n = 0;
@@ -105,7 +105,7 @@ static nf_status bind_norm(binder *b, const char *name, float **out, nf_error *e
     if (status) return status;
     float *copy = nf_alloc(n, sizeof *copy, "a norm", err);
     if (!copy) return NF_ERR_MEMORY;
-    for (size_t i = 0; i < n; i++) copy[i] = 1.0f + w[i];
+    for (size_t i = 0; i < n; i++) copy[i] = b->model->desc.norms_add_one ? 1.0f + w[i] : w[i];
     *out = copy;
     return NF_OK;
 }
@@ -172,13 +172,16 @@ static nf_status bind_moe(binder *b, int i, nf_moe_weights *m, nf_error *err) {
     static const char *const part[3] = {"gate_proj", "up_proj", "down_proj"};
     if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.gate", i), &m->router, err)))
         return status;
-    if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.shared_expert_gate", i),
-                              &m->shared_gate, err)))
-        return status;
-    for (int p = 0; p < 3; p++)
-        if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.shared_expert.%s", i, part[p]),
-                                  &m->shared[p], err)))
+    if (b->model->desc.shared_hidden) {
+        if ((status = bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.shared_expert_gate", i),
+                                  &m->shared_gate, err)))
             return status;
+        for (int p = 0; p < 3; p++)
+            if ((status =
+                     bind_matrix(b, name_of(name, sizeof name, "layers.%d.mlp.shared_expert.%s", i, part[p]),
+                                 &m->shared[p], err)))
+                return status;
+    }
     name_of(name, sizeof name, "layers.%d.mlp.experts", i);
     if ((status = locate(b, name, NF_ROLE_BANK, &m->bank_object, &m->bank, err))) return status;
     const nf_object *o = m->bank_object;

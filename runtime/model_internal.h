@@ -19,8 +19,8 @@
 #define NF_MAX_CONV_TAPS 16
 
 typedef struct nf_attention_weights {
-    nf_weights q, k, v, o;  /* q rows: per head [q (head_dim), gate (head_dim)] */
-    float *q_norm, *k_norm; /* [head_dim], 1 + w */
+    nf_weights q, k, v, o;  /* q rows: per head q (head_dim), with attention_gate then its gate (head_dim) */
+    float *q_norm, *k_norm; /* [head_dim] */
 } nf_attention_weights;
 
 typedef struct nf_delta_weights {
@@ -33,7 +33,7 @@ typedef struct nf_delta_weights {
 
 typedef struct nf_moe_weights {
     nf_weights router;      /* [E, d] */
-    nf_weights shared_gate; /* [1, d] */
+    nf_weights shared_gate; /* [1, d]; this and `shared` only where there is a shared expert */
     nf_weights shared[3];   /* gate, up [S, d], down [d, S] */
     const uint8_t *bank;    /* E expert blobs */
     const nf_object *bank_object;

@@ -99,12 +99,17 @@ static void list_products(nf_session *s, uint32_t layer) {
                                              .out = m->out + first * d->hidden,
                                              .out_stride = d->hidden};
     }
-    lists->in[n_in++] =
-        (nf_product){.w = w->shared[0], .in = &s->h, .n = s->n, .out = m->shared_gate, .out_stride = S};
-    lists->in[n_in++] =
-        (nf_product){.w = w->shared[1], .in = &s->h, .n = s->n, .out = m->shared_up, .out_stride = S};
-    lists->down[n_down++] = (nf_product){
-        .w = w->shared[2], .in = &m->shared_act, .n = s->n, .out = m->shared_out, .out_stride = d->hidden};
+    if (S) {
+        lists->in[n_in++] =
+            (nf_product){.w = w->shared[0], .in = &s->h, .n = s->n, .out = m->shared_gate, .out_stride = S};
+        lists->in[n_in++] =
+            (nf_product){.w = w->shared[1], .in = &s->h, .n = s->n, .out = m->shared_up, .out_stride = S};
+        lists->down[n_down++] = (nf_product){.w = w->shared[2],
+                                             .in = &m->shared_act,
+                                             .n = s->n,
+                                             .out = m->shared_out,
+                                             .out_stride = d->hidden};
+    }
     lists->n_in = n_in;
     lists->n_down = n_down;
 }
@@ -162,8 +167,9 @@ static void combine_body(void *user, size_t begin, size_t end, int thread) {
         for (size_t r = 0; r < d->top_k; r++)
             kernels->axpy(m->weights[t * d->top_k + r],
                           m->out + (size_t)m->pair[t * d->top_k + r] * d->hidden, y, d->hidden);
-        kernels->axpy(1.0f / (1.0f + kernels->exp(-m->gate_logit[t])), m->shared_out + t * d->hidden, y,
-                      d->hidden);
+        if (d->shared_hidden)
+            kernels->axpy(1.0f / (1.0f + kernels->exp(-m->gate_logit[t])), m->shared_out + t * d->hidden, y,
+                          d->hidden);
         kernels->add(y, s->x + t * d->hidden, d->hidden);
     }
 }
@@ -176,12 +182,12 @@ void nf_moe_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
         {.w = w->router, .in = &s->h, .n = s->n, .out = s->moe.router, .out_stride = d->n_experts},
         {.w = w->shared_gate, .in = &s->h, .n = s->n, .out = s->moe.gate_logit, .out_stride = 1},
     };
-    nf_run_products(worker, gates, 2);
+    nf_run_products(worker, gates, d->shared_hidden ? 2 : 1);
     nf_team_loop(worker, s->n, 1, route_body, &step);
     nf_team_loop(worker, 1, 1, plan_body, &step);
     const nf_moe_lists *lists = &s->moe.lists[layer];
     nf_run_products(worker, lists->in, lists->n_in);
-    nf_team_loop(worker, s->n * d->top_k + s->n, 1, activate_body, &step);
+    nf_team_loop(worker, s->n * d->top_k + (d->shared_hidden ? s->n : 0), 1, activate_body, &step);
     nf_run_products(worker, lists->down, lists->n_down);
     nf_team_loop(worker, s->n, 1, combine_body, &step);
 }

@@ -134,6 +134,11 @@ static inline size_t nf_padded(size_t k) {
     return (k + NF_GROUP - 1) / NF_GROUP * NF_GROUP;
 }
 
+/* Floats from one head to the next in the output of q_proj: the query and, in some families, its gate. */
+static inline size_t nf_query_stride(const nf_model_desc *d) {
+    return (d->attention_gate ? 2u : 1u) * (size_t)d->head_dim;
+}
+
 /* ---- forward pass (forward.c) ---- */
 
 /* Runs tokens step_ids[0..n-1] at positions first.. through all layers; x then holds the residual stream.
