@@ -10,7 +10,7 @@
 
 #define NF_VEC8_AVX2
 #define NF_TILES_VNNI
-#define NF_TILES_AHEAD 2048
+#define NF_TILES_AHEAD 6144
 #include "cpu/float_kernels.h"
 #include "cpu/float_tiles.h"
 #include "cpu/int_tiles.h"

@@ -9,89 +9,6 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- matrix products ---- */
-
-typedef struct product_loop {
-    const nf_product *products;
-    size_t n;
-    const nf_kernels *kernels;
-} product_loop;
-
-static size_t tiles_of(const nf_product *p) {
-    return p->n ? (p->w.rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS : 0;
-}
-
-/* Rows of inputs and tiles that one call of a kernel takes: its results wait on the stack. */
-enum { PRODUCT_ROWS = 64, PRODUCT_TILES = 2, PRODUCT_OUT = PRODUCT_ROWS * PRODUCT_TILES * NF_TILE_ROWS };
-
-/* Stores n rows of a run of tiles; rows of the last tile that are padding stay away. */
-static void store_results(const nf_product *p, size_t first_tile, size_t n_tiles, size_t j, size_t n,
-                          const float *from) {
-    const size_t row = first_tile * NF_TILE_ROWS, width = n_tiles * NF_TILE_ROWS,
-                 rows = p->w.rows - row < width ? p->w.rows - row : width;
-    for (size_t i = 0; i < n; i++, from += width) {
-        float *y = p->out + (j + i) * p->out_stride + row;
-        if (p->add)
-            for (size_t r = 0; r < rows; r++) y[r] += from[r];
-        else
-            memcpy(y, from, rows * sizeof *y);
-    }
-}
-
-static void product_tiles(const nf_kernels *kernels, const nf_product *p, size_t first, size_t count) {
-    float out[PRODUCT_OUT];
-    const size_t most_rows = p->n <= 8 ? 8 : PRODUCT_ROWS,
-                 most_tiles = PRODUCT_OUT / NF_TILE_ROWS / most_rows;
-    for (size_t t = 0; t < count; t += most_tiles) {
-        const size_t n_tiles = count - t < most_tiles ? count - t : most_tiles;
-        for (size_t j = 0; j < p->n; j += most_rows) {
-            const size_t n = p->n - j < most_rows ? p->n - j : most_rows, groups = p->in->kp / NF_GROUP;
-            nf_rows in = *p->in;
-            if (!p->index) {
-                in.x += (p->first + j) * in.kp;
-                in.q += (p->first + j) * in.kp;
-                in.scale += (p->first + j) * groups;
-                in.sum += (p->first + j) * groups;
-            }
-            kernels->tiles(&p->w, first + t, n_tiles, &in, p->index ? p->index + j : NULL, n, out);
-            store_results(p, first + t, n_tiles, j, n, out);
-        }
-    }
-}
-
-static void product_body(void *user, size_t begin, size_t end, int thread) {
-    (void)thread;
-    const product_loop *loop = user;
-    size_t p = 0, before = 0;
-    while (begin < end) {
-        while (begin >= before + tiles_of(&loop->products[p])) before += tiles_of(&loop->products[p++]);
-        const size_t left = before + tiles_of(&loop->products[p]) - begin,
-                     count = end - begin < left ? end - begin : left;
-        product_tiles(loop->kernels, &loop->products[p], begin - before, count);
-        begin += count;
-    }
-}
-
-/* Pieces small enough to share evenly, large enough that the shared counter costs nothing; an even number of
- * tiles (most kernels take two at a time). */
-static size_t product_grain(size_t n_tiles, int n_threads) {
-    size_t grain = n_tiles / ((size_t)n_threads * 8);
-    return grain < 2 ? 2 : grain > 16 ? 16 : grain / 2 * 2;
-}
-
-static void run_products(nf_worker *worker, const nf_kernels *kernels, const nf_product *products, size_t n) {
-    product_loop loop = {products, n, kernels};
-    size_t n_tiles = 0;
-    for (size_t i = 0; i < n; i++) n_tiles += tiles_of(&products[i]);
-    nf_team_loop(worker, n_tiles, product_grain(n_tiles, worker->team->n_threads), product_body, &loop);
-}
-
-void nf_run_products(nf_worker *worker, const nf_product *products, size_t n) {
-    /* The team is a member of its model, so the kernels are at hand. */
-    const nf_model *model = (const nf_model *)((const char *)worker->team - offsetof(nf_model, team));
-    run_products(worker, model->kernels, products, n);
-}
-
 /* ---- rows ---- */
 
 static void quantise(nf_session *s, nf_rows *rows, size_t i) {
@@ -185,5 +102,5 @@ void nf_forward_head(nf_worker *worker, void *session) {
                        .n = s->head_n,
                        .out = s->logits,
                        .out_stride = model->desc.vocab_size};
-    run_products(worker, model->kernels, &head, 1);
+    nf_run_products(worker, &head, 1);
 }

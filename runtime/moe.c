@@ -77,41 +77,44 @@ static void group_by_expert(nf_session *s) {
 /* Lists the products of the experts in use, and of the shared one. */
 static void list_products(nf_session *s, uint32_t layer) {
     const nf_model_desc *d = &s->model->desc;
-    const size_t I = d->expert_hidden, S = d->shared_hidden;
     const nf_moe_weights *w = &s->model->layers[layer].moe;
     nf_moe_scratch *m = &s->moe;
     nf_moe_lists *lists = &m->lists[layer];
-    size_t n_in = 0, n_down = 0;
+    const bool quantised = nf_type_get(nf_expert_weights(w, 0, 2).format.type)->integer_dot;
+    size_t n = 0;
     for (size_t e = 0; e < d->n_experts; e++) {
         size_t first = m->begin[e], count = m->begin[e + 1] - first;
         if (!count) continue;
-        for (int which = 0; which < 2; which++)
-            lists->in[n_in++] = (nf_product){.w = nf_expert_weights(w, e, which),
-                                             .in = &s->h,
-                                             .index = m->token + first,
-                                             .n = count,
-                                             .out = (which ? m->up : m->gate) + first * I,
-                                             .out_stride = I};
-        lists->down[n_down++] = (nf_product){.w = nf_expert_weights(w, e, 2),
-                                             .in = &m->act,
-                                             .first = first,
-                                             .n = count,
-                                             .out = m->out + first * d->hidden,
-                                             .out_stride = d->hidden};
+        lists->in[n] = (nf_product){.w = nf_expert_weights(w, e, 0),
+                                    .up = nf_expert_weights(w, e, 1),
+                                    .in = &s->h,
+                                    .index = m->token + first,
+                                    .n = count,
+                                    .act = &m->act,
+                                    .act_first = first,
+                                    .numeric_error = quantised ? &s->numeric_error : NULL};
+        lists->down[n++] = (nf_product){.w = nf_expert_weights(w, e, 2),
+                                        .in = &m->act,
+                                        .first = first,
+                                        .n = count,
+                                        .out = m->out + first * d->hidden,
+                                        .out_stride = d->hidden};
     }
-    if (S) {
-        lists->in[n_in++] =
-            (nf_product){.w = w->shared[0], .in = &s->h, .n = s->n, .out = m->shared_gate, .out_stride = S};
-        lists->in[n_in++] =
-            (nf_product){.w = w->shared[1], .in = &s->h, .n = s->n, .out = m->shared_up, .out_stride = S};
-        lists->down[n_down++] = (nf_product){.w = w->shared[2],
-                                             .in = &m->shared_act,
-                                             .n = s->n,
-                                             .out = m->shared_out,
-                                             .out_stride = d->hidden};
+    if (d->shared_hidden) {
+        const bool shared_quantised = nf_type_get(w->shared[2].format.type)->integer_dot;
+        lists->in[n] = (nf_product){.w = w->shared[0],
+                                    .up = w->shared[1],
+                                    .in = &s->h,
+                                    .n = s->n,
+                                    .act = &m->shared_act,
+                                    .numeric_error = shared_quantised ? &s->numeric_error : NULL};
+        lists->down[n++] = (nf_product){.w = w->shared[2],
+                                        .in = &m->shared_act,
+                                        .n = s->n,
+                                        .out = m->shared_out,
+                                        .out_stride = d->hidden};
     }
-    lists->n_in = n_in;
-    lists->n_down = n_down;
+    lists->n = n;
 }
 
 static void report_routes(const nf_session *s, uint32_t layer) {
@@ -128,29 +131,6 @@ static void plan_body(void *user, size_t begin, size_t end, int thread) {
     if (step->s->route) report_routes(step->s, step->layer);
     group_by_expert(step->s);
     list_products(step->s, step->layer);
-}
-
-/* Items: routed pairs, then tokens of the shared expert. */
-static void activate_body(void *user, size_t begin, size_t end, int thread) {
-    (void)thread;
-    const moe_step *step = user;
-    nf_session *s = step->s;
-    const nf_model_desc *d = &s->model->desc;
-    const nf_moe_weights *w = &s->model->layers[step->layer].moe;
-    nf_moe_scratch *m = &s->moe;
-    const size_t pairs = s->n * d->top_k, I = d->expert_hidden, S = d->shared_hidden;
-    const nf_weights down = nf_expert_weights(w, 0, 2);
-    for (size_t i = begin; i < end; i++) {
-        if (i < pairs) {
-            s->model->kernels->silu_mul(m->gate + i * I, m->up + i * I, m->act.x + i * m->act.kp, I);
-            nf_prepare_row(s, &down, &m->act, i);
-        } else {
-            size_t t = i - pairs;
-            s->model->kernels->silu_mul(m->shared_gate + t * S, m->shared_up + t * S,
-                                        m->shared_act.x + t * m->shared_act.kp, S);
-            nf_prepare_row(s, &w->shared[2], &m->shared_act, t);
-        }
-    }
 }
 
 /* Items: tokens. y = fma(w_r, e_r, y) for r = 0..k-1, then the shared expert, then x += y. */
@@ -186,8 +166,7 @@ void nf_moe_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     nf_team_loop(worker, s->n, 1, route_body, &step);
     nf_team_loop(worker, 1, 1, plan_body, &step);
     const nf_moe_lists *lists = &s->moe.lists[layer];
-    nf_run_products(worker, lists->in, lists->n_in);
-    nf_team_loop(worker, s->n * d->top_k + (d->shared_hidden ? s->n : 0), 1, activate_body, &step);
-    nf_run_products(worker, lists->down, lists->n_down);
+    nf_run_products(worker, lists->in, lists->n);
+    nf_run_products(worker, lists->down, lists->n);
     nf_team_loop(worker, s->n, 1, combine_body, &step);
 }

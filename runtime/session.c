@@ -41,10 +41,6 @@ static void carve_moe(carver *c, const nf_model_desc *d, uint64_t T, nf_moe_scra
     m->begin = carve(c, (uint64_t)d->n_experts + 1, sizeof(uint32_t));
     m->token = carve(c, P, sizeof(uint32_t));
     m->pair = carve(c, P, sizeof(uint32_t));
-    m->gate = carve(c, P * d->expert_hidden, sizeof(float));
-    m->up = carve(c, P * d->expert_hidden, sizeof(float));
-    m->shared_gate = carve(c, T * d->shared_hidden, sizeof(float));
-    m->shared_up = carve(c, T * d->shared_hidden, sizeof(float));
     m->act = carve_rows(c, P, d->expert_hidden);
     m->shared_act = carve_rows(c, T, d->shared_hidden);
     m->out = carve(c, P * d->hidden, sizeof(float));
@@ -53,7 +49,7 @@ static void carve_moe(carver *c, const nf_model_desc *d, uint64_t T, nf_moe_scra
     m->sum = carve(c, T * d->hidden, sizeof(float));
     m->lists = carve(c, d->n_layers, sizeof *m->lists);
     for (uint32_t l = 0; l < d->n_layers; l++) {
-        nf_moe_lists lists = {.in = carve(c, 2 * (uint64_t)d->n_experts + 2, sizeof(nf_product)),
+        nf_moe_lists lists = {.in = carve(c, (uint64_t)d->n_experts + 1, sizeof(nf_product)),
                               .down = carve(c, (uint64_t)d->n_experts + 1, sizeof(nf_product))};
         if (c->base) m->lists[l] = lists;
     }

@@ -15,7 +15,8 @@
 #define NF_MAX_CHECKPOINTS 8
 #define NF_HEAD_ROWS 16 /* rows of logits computed together */
 
-/* One matrix product: out rows 0..n-1 = w . in rows (index[j] or first + j). */
+/* One matrix product of input rows index[j] or first + j, j = 0..n-1. Plain: out row j = w . in. Gated (`act`
+ * is set): row act_first + j of act = silu(w . in) * (up . in). */
 typedef struct nf_product {
     nf_weights w;
     const nf_rows *in;
@@ -24,6 +25,10 @@ typedef struct nf_product {
     float *out;
     size_t out_stride;
     bool add; /* out += instead of out = */
+    nf_weights up;
+    nf_rows *act;
+    size_t act_first;
+    atomic_bool *numeric_error; /* set: act is quantised too, and this notes NaN and infinity */
 } nf_product;
 
 /* A saved recurrent state: the sequence can be resumed at `position` (its KV pages are still there). */
@@ -49,28 +54,25 @@ typedef void (*nf_route_fn)(void *user, uint32_t layer, uint32_t position, const
 /* Products of one MoE layer in the step at work. Each layer has its own: a late thread may look at a list
  * after the others have gone on to the next layers (cpu/team.h). */
 typedef struct nf_moe_lists {
-    nf_product *in, *down; /* gate and up of all experts in use, and the shared one [2 E + 2]; their down
-                              products [E + 1] */
-    size_t n_in, n_down;
+    nf_product *in, *down; /* [E + 1] gated and down products of the experts in use and the shared one */
+    size_t n;
 } nf_moe_lists;
 
 /* Scratch of the mixture of experts. P = T * top_k pairs (token, rank), sorted by expert. */
 typedef struct nf_moe_scratch {
-    float *router;                  /* [T, E] logits, then probabilities */
-    int32_t *ids;                   /* [T, top_k] */
-    float *weights;                 /* [T, top_k] */
-    uint32_t *begin;                /* [E + 1]: pairs of expert e are begin[e] .. begin[e+1]-1 */
-    uint32_t *token;                /* [P]: token of a pair */
-    uint32_t *pair;                 /* [T, top_k]: pair of (token, rank) */
-    float *gate, *up;               /* [P, I] */
-    float *shared_gate, *shared_up; /* [T, S] */
-    nf_rows act;                    /* P rows of I */
-    nf_rows shared_act;             /* T rows of S */
-    float *out;                     /* [P, d] */
-    float *shared_out;              /* [T, d] */
-    float *gate_logit;              /* [T] */
-    float *sum;                     /* [T, d] */
-    nf_moe_lists *lists;            /* [n_layers] */
+    float *router;       /* [T, E] logits, then probabilities */
+    int32_t *ids;        /* [T, top_k] */
+    float *weights;      /* [T, top_k] */
+    uint32_t *begin;     /* [E + 1]: pairs of expert e are begin[e] .. begin[e+1]-1 */
+    uint32_t *token;     /* [P]: token of a pair */
+    uint32_t *pair;      /* [T, top_k]: pair of (token, rank) */
+    nf_rows act;         /* P rows of I */
+    nf_rows shared_act;  /* T rows of S */
+    float *out;          /* [P, d] */
+    float *shared_out;   /* [T, d] */
+    float *gate_logit;   /* [T] */
+    float *sum;          /* [T, d] */
+    nf_moe_lists *lists; /* [n_layers] */
 } nf_moe_scratch;
 
 struct nf_session {
@@ -139,7 +141,7 @@ static inline size_t nf_query_stride(const nf_model_desc *d) {
     return (d->attention_gate ? 2u : 1u) * (size_t)d->head_dim;
 }
 
-/* ---- forward pass (forward.c) ---- */
+/* ---- forward pass (forward.c, products.c) ---- */
 
 /* Runs tokens step_ids[0..n-1] at positions first.. through all layers; x then holds the residual stream.
  * With head_n > 0 the head follows. */
@@ -147,7 +149,7 @@ void nf_forward(nf_worker *worker, void *session);
 /* Final norm and logits of rows head_first .. head_first+head_n-1 of x. */
 void nf_forward_head(nf_worker *worker, void *session);
 
-/* All workers: computes the products, tiles handed out in turn. */
+/* All workers: computes the products (all plain or all gated), pieces handed out in turn. */
 void nf_run_products(nf_worker *worker, const nf_product *products, size_t n);
 /* Quantises row i of rows when w has an integer-dot type; notes NaN and infinity in the session. */
 void nf_prepare_row(nf_session *s, const nf_weights *w, nf_rows *rows, size_t i);
