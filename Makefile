@@ -44,8 +44,13 @@ VENV := .venv
 all: $(COMMANDS) $(BUILD)/libninfer.a $(BUILD)/libninfer.so $(BUILD)/example-generate
 
 # One file for an instruction-set level; everything else is portable.
-$(BUILD)/obj/cpu/%_avx2.o: BASE_CFLAGS += -mavx2 -mfma -mf16c
-$(BUILD)/obj/cpu/%_avx512.o: BASE_CFLAGS += -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni
+AVX2_FLAGS := -mavx2 -mfma -mf16c
+AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512vnni
+AMX_FLAGS := $(AVX512_FLAGS) -mamx-tile -mamx-int8
+$(BUILD)/obj/cpu/%_avx2.o: BASE_CFLAGS += $(AVX2_FLAGS)
+$(BUILD)/obj/cpu/%_avx512.o $(BUILD)/obj/tests/support/%_avx512.o: BASE_CFLAGS += $(AVX512_FLAGS)
+
+$(BUILD)/obj/cpu/%_amx.o: BASE_CFLAGS += $(AMX_FLAGS)
 
 # V=1 shows whole commands.
 ifeq ($(V),)
@@ -155,7 +160,7 @@ format-check:
 	clang-format --dry-run --Werror $(C_FILES)
 lint: $(LINT_FILES:%=%.lint)
 %.c.lint: %.c
-	@clang-tidy --quiet $< -- $(BASE_CFLAGS) $(if $(findstring _avx,$*),-mavx2 -mfma -mf16c) $(if $(findstring _avx512,$*),-mavx512f -mavx512bw -mavx512vl -mavx512vnni)
+	@clang-tidy --quiet $< -- $(BASE_CFLAGS) $(if $(findstring _avx2,$*),$(AVX2_FLAGS)) $(if $(findstring _avx512,$*),$(AVX512_FLAGS)) $(if $(findstring _amx,$*),$(AMX_FLAGS))
 
 # ---- installation --------------------------------------------------------------------------------------------------------
 

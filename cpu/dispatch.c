@@ -3,6 +3,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +31,29 @@ static bool has_avx512(void) {
 #endif
 }
 
+/* The processor has AMX-int8, the system keeps its registers, and it lets this process use them (Linux gives
+ * the large register file on request: arch_prctl ARCH_REQ_XCOMP_PERM for XTILEDATA). */
+static bool has_amx(void) {
+#if defined(__x86_64__)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    const unsigned amx_tile = 1u << 24, amx_int8 = 1u << 25, xsave_of_tiles = 3u << 17;
+    unsigned a, b, c, d, low, high;
+    if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & amx_tile) || !(d & amx_int8))
+        return false;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & xsave_of_tiles) != xsave_of_tiles) return false;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
 const nf_kernels *nf_kernels_by_name(const char *name) {
     if (!strcmp(name, "portable")) return &nf_kernels_portable;
 #if defined(__x86_64__)
     if (!strcmp(name, "avx2") && has_avx2()) return &nf_kernels_avx2;
     if (!strcmp(name, "avx512") && has_avx512()) return &nf_kernels_avx512;
+    if (!strcmp(name, "amx") && has_amx()) return &nf_kernels_amx;
 #endif
     return NULL;
 }
@@ -49,8 +69,13 @@ nf_status nf_kernels_get(const nf_kernels **out, nf_error *err) {
         if (!strcmp(wanted, "avx512"))
             return nf_fail(err, NF_ERR_ARGUMENT,
                            "NINFER_CPU=avx512: this processor lacks AVX-512 F, BW, VL or VNNI");
-        return nf_fail(err, NF_ERR_ARGUMENT, "NINFER_CPU=%s: unknown level (portable, avx2, avx512)", wanted);
+        if (!strcmp(wanted, "amx"))
+            return nf_fail(err, NF_ERR_ARGUMENT,
+                           "NINFER_CPU=amx: this processor lacks AMX-int8, or the system does not allow it");
+        return nf_fail(err, NF_ERR_ARGUMENT, "NINFER_CPU=%s: unknown level (portable, avx2, avx512, amx)",
+                       wanted);
     }
+    /* Not "amx" by itself: its tests have run with emulated tile instructions only. */
     static const char *const best_first[] = {"avx512", "avx2", "portable"};
     for (size_t i = 0; i < 3 && !*out; i++) *out = nf_kernels_by_name(best_first[i]);
     return NF_OK;

@@ -19,97 +19,7 @@
 #ifndef NF_CPU_INT_TILES_H
 #define NF_CPU_INT_TILES_H
 
-#include "cpu/kernels.h"
-#include "cpu/lanes.h"
-#include "cpu/tile_vec.h"
-
-typedef enum tile_kind {
-    TILE_LINEAR, /* c4, -8..7 */
-    TILE_NL,     /* c4, IQ4_NL */
-    TILE_E2M1,   /* c4, twice e2m1 */
-    TILE_Z4,
-    TILE_A4,
-    TILE_S5,
-    TILE_S6,
-    TILE_I8
-} tile_kind;
-
-/* 4 columns of 8 rows each: u[j] = columns 4j..4j+3. Unsigned (weight + bias) unless is_signed(kind). */
-typedef struct tile_codes {
-    tile_int u[8];
-} tile_codes;
-
-/* What is subtracted: the unsigned weight is the weight plus this. */
-NF_TILE_CALL int32_t bias_of(tile_kind kind) {
-    switch (kind) {
-    case TILE_LINEAR:
-        return 8;
-    case TILE_E2M1:
-        return 12;
-    case TILE_S5:
-        return 16;
-    case TILE_S6:
-        return 32;
-#ifdef NF_TILES_VNNI
-    case TILE_NL:
-    case TILE_I8:
-        return 128;
-#endif
-    default:
-        return 0;
-    }
-}
-
-NF_TILE_CALL tile_int load_table(tile_kind kind) {
-    if (kind != TILE_NL && kind != TILE_E2M1) return NF_TILE_BITS(setzero)();
-    const int8_t *values = nf_codebook_values(kind == TILE_NL ? NF_CODEBOOK_NL : NF_CODEBOOK_E2M1);
-    tile_int table = load_repeated(values);
-    return NF_TILE_VEC(add_epi8)(table, NF_TILE_VEC(set1_epi8)((char)bias_of(kind)));
-}
-
-NF_TILE_CALL tile_codes unpack(tile_kind kind, const uint8_t *codes, size_t second, tile_int table) {
-    const tile_int low = NF_TILE_VEC(set1_epi8)(15);
-    tile_codes c;
-    if (kind == TILE_I8) {
-        for (int j = 0; j < 8; j++) {
-            c.u[j] = load_run(codes + 32 * j, second);
-#ifdef NF_TILES_VNNI
-            c.u[j] = NF_TILE_BITS(xor)(c.u[j], NF_TILE_VEC(set1_epi8)((char)0x80));
-#endif
-        }
-        return c;
-    }
-    for (int j = 0; j < 4; j++) {
-        tile_int raw = load_run(codes + 32 * j, second);
-        c.u[j] = NF_TILE_BITS(and)(raw, low);
-        c.u[4 + j] = NF_TILE_BITS(and)(NF_TILE_VEC(srli_epi16)(raw, 4), low);
-    }
-    if (kind == TILE_NL || kind == TILE_E2M1)
-        for (int j = 0; j < 8; j++) c.u[j] = NF_TILE_VEC(shuffle_epi8)(table, c.u[j]);
-    if (kind == TILE_S5) {
-        /* Two's complement plus 16: the high bit turned over. */
-        const tile_int bit = NF_TILE_VEC(set1_epi8)(16);
-        tile_int plane = NF_TILE_BITS(xor)(load_run(codes + 128, second), NF_TILE_VEC(set1_epi8)((char)0xff));
-        for (int j = 0; j < 4; j++) {
-            c.u[j] = NF_TILE_BITS(or)(c.u[j], NF_TILE_BITS(and)(NF_TILE_VEC(slli_epi16)(plane, 4 - j), bit));
-            c.u[4 + j] =
-                NF_TILE_BITS(or)(c.u[4 + j], NF_TILE_BITS(and)(NF_TILE_VEC(srli_epi16)(plane, j), bit));
-        }
-    }
-    if (kind == TILE_S6) {
-        const tile_int bits = NF_TILE_VEC(set1_epi8)(48), top = NF_TILE_VEC(set1_epi8)((char)0xaa);
-        for (int half = 0; half < 2; half++) {
-            tile_int plane = NF_TILE_BITS(xor)(load_run(codes + 128 + 32 * half, second), top), moved[4];
-            moved[0] = NF_TILE_VEC(slli_epi16)(plane, 4);
-            moved[1] = NF_TILE_VEC(slli_epi16)(plane, 2);
-            moved[2] = plane;
-            moved[3] = NF_TILE_VEC(srli_epi16)(plane, 2);
-            for (int j = 0; j < 4; j++)
-                c.u[4 * half + j] = NF_TILE_BITS(or)(c.u[4 * half + j], NF_TILE_BITS(and)(moved[j], bits));
-        }
-    }
-    return c;
-}
+#include "cpu/int_codes.h"
 
 /* Four input bytes for all rows. */
 NF_TILE_CALL tile_int input_run(const int8_t *q, int j) {
@@ -157,46 +67,11 @@ NF_TILE_CALL tile_int dot_runs(tile_kind kind, const tile_codes *c, const int8_t
 }
 #endif
 
-/* Sum of the first 16 inputs of a group: for the types with two scales. */
-NF_TILE_CALL int32_t low_half_sum(const int8_t *q) {
-    /* Bytes moved to 0..255, added by vpsadbw, moved back. */
-    __m128i x = _mm_xor_si128(_mm_loadu_si128((const __m128i *)(const void *)q), _mm_set1_epi8((char)0x80));
-    __m128i s = _mm_sad_epu8(x, _mm_setzero_si128());
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_unpackhi_epi64(s, s))) - 16 * 128;
-}
-
-/* The blocks that the memory should bring next: hardware prefetchers stop at page ends, tiles go on beyond.
- */
-NF_TILE_CALL void prefetch_ahead(const uint8_t *block, size_t bytes) {
-#ifdef NF_TILES_AHEAD
-    for (size_t i = 0; i + 32 < bytes; i += 64)
-        _mm_prefetch((const char *)(block + NF_TILES_AHEAD + i), _MM_HINT_T0);
-#else
-    (void)block, (void)bytes;
-#endif
-}
-
 typedef struct tile_rows {
     const int8_t *q[4];
     const float *scale[4];
     const int32_t *sum[4];
 } tile_rows;
-
-/* Where a tile (two tiles when the vector is wide) lies, and how many blocks it has. */
-typedef struct tile_place {
-    const uint8_t *block;
-    size_t second; /* bytes from the first tile to the second */
-    size_t groups;
-    float factor; /* of finished rows: c4 with e4m3 scales */
-} tile_place;
-
-NF_TILE_CALL tile_float add_product(tile_float scale, tile_float sx, tile_int dot, tile_float acc) {
-    return NF_TILE_VEC(fmadd_ps)(NF_TILE_VEC(mul_ps)(scale, sx), NF_TILE_VEC(cvtepi32_ps)(dot), acc);
-}
-
-NF_TILE_CALL tile_int minus(tile_int dot, int32_t x) {
-    return NF_TILE_VEC(sub_epi32)(dot, NF_TILE_VEC(set1_epi32)(x));
-}
 
 /* The lanes by the tree 16, 8, 4, 2, 1; see lane_tree. */
 NF_TILE_CALL tile_float add_lanes(tile_float *acc, size_t n_used) {
@@ -212,28 +87,20 @@ NF_TILE_CALL tile_float add_lanes(tile_float *acc, size_t n_used) {
 NF_TILE_CALL void int_tile(tile_kind kind, nf_scale scales, size_t n, const tile_place *place,
                            const tile_rows *x, float *out, size_t out_stride) {
     const bool two_scales = scales == NF_SCALE_E4M3;
-    const size_t scale_bytes = scales == NF_SCALE_E8M0 ? 8 : 16;
-    const size_t offset_bytes = kind == TILE_Z4 ? 8 : kind == TILE_A4 ? 16 : 0;
-    const size_t code_bytes = kind == TILE_I8 ? 256 : kind == TILE_S5 ? 160 : kind == TILE_S6 ? 192 : 128;
-    const size_t block_bytes = scale_bytes + offset_bytes + code_bytes;
+    const tile_layout l = layout_of(kind, scales);
     const size_t groups = place->groups, second = place->second;
     const uint8_t *block = place->block;
     const tile_int table = load_table(kind);
-    const tile_float half = NF_TILE_VEC(set1_ps)(0.5f);
     const int32_t bias = bias_of(kind);
     tile_float acc[4][NF_LANES];
     for (size_t j = 0; j < n; j++)
         for (size_t i = 0; i < lanes_in_use(groups); i++) acc[j][i] = NF_TILE_VEC(setzero_ps)();
-    for (size_t g = 0; g < groups; g++, block += block_bytes) {
-        prefetch_ahead(block, block_bytes);
-        const uint8_t *offsets = block + scale_bytes;
+    for (size_t g = 0; g < groups; g++, block += l.block) {
+        prefetch_ahead(block, l.block);
+        const uint8_t *offsets = block + l.offsets;
         tile_float sw[2];
-        if (scales == NF_SCALE_F16) sw[0] = load_f16(block, second);
-        if (scales == NF_SCALE_E8M0) sw[0] = load_e8m0(block, second);
-        if (two_scales) sw[0] = load_e4m3(block, second), sw[1] = load_e4m3(block + 8, second);
-        if (kind == TILE_E2M1) sw[0] = NF_TILE_VEC(mul_ps)(sw[0], half);
-        if (kind == TILE_E2M1 && two_scales) sw[1] = NF_TILE_VEC(mul_ps)(sw[1], half);
-        const tile_codes codes = unpack(kind, offsets + offset_bytes, second, table);
+        load_scales(kind, scales, block, second, sw);
+        const tile_codes codes = unpack(kind, block + l.codes, second, table);
         for (size_t j = 0; j < n; j++) {
             const int8_t *q = x->q[j] + g * NF_GROUP;
             const int32_t sum = x->sum[j][g];
@@ -276,40 +143,14 @@ typedef void (*int_tile_fn)(const tile_place *place, const tile_rows *x, float *
     NF_INT_TILE_ROWS(name, kind, scales, 2)                                                                  \
     NF_INT_TILE_ROWS(name, kind, scales, 3)                                                                  \
     NF_INT_TILE_ROWS(name, kind, scales, 4)
-NF_INT_TILE(linear_f16, TILE_LINEAR, NF_SCALE_F16)
-NF_INT_TILE(linear_e8m0, TILE_LINEAR, NF_SCALE_E8M0)
-NF_INT_TILE(linear_e4m3, TILE_LINEAR, NF_SCALE_E4M3)
-NF_INT_TILE(nl_f16, TILE_NL, NF_SCALE_F16)
-NF_INT_TILE(nl_e8m0, TILE_NL, NF_SCALE_E8M0)
-NF_INT_TILE(nl_e4m3, TILE_NL, NF_SCALE_E4M3)
-NF_INT_TILE(e2m1_f16, TILE_E2M1, NF_SCALE_F16)
-NF_INT_TILE(e2m1_e8m0, TILE_E2M1, NF_SCALE_E8M0)
-NF_INT_TILE(e2m1_e4m3, TILE_E2M1, NF_SCALE_E4M3)
-NF_INT_TILE(z4, TILE_Z4, NF_SCALE_F16)
-NF_INT_TILE(a4, TILE_A4, NF_SCALE_F16)
-NF_INT_TILE(s5, TILE_S5, NF_SCALE_F16)
-NF_INT_TILE(s6, TILE_S6, NF_SCALE_F16)
-NF_INT_TILE(i8, TILE_I8, NF_SCALE_F16)
+NF_INT_FORMS(NF_INT_TILE)
 #undef NF_INT_TILE
 #undef NF_INT_TILE_ROWS
 
 /* The forms for 1, 2, 3 and 4 rows. */
-
-#define NF_FOUR(name)                                                                                        \
-    { name##_1, name##_2, name##_3, name##_4 }
-static const int_tile_fn *int_tile_forms(nf_format format) {
-    static const int_tile_fn c4[NF_CODEBOOK_COUNT][NF_SCALE_COUNT][4] = {
-        [NF_CODEBOOK_LINEAR] = {NF_FOUR(linear_f16), NF_FOUR(linear_e8m0), NF_FOUR(linear_e4m3)},
-        [NF_CODEBOOK_NL] = {NF_FOUR(nl_f16), NF_FOUR(nl_e8m0), NF_FOUR(nl_e4m3)},
-        [NF_CODEBOOK_E2M1] = {NF_FOUR(e2m1_f16), NF_FOUR(e2m1_e8m0), NF_FOUR(e2m1_e4m3)},
-    };
-    static const int_tile_fn others[NF_TYPE_COUNT][4] = {
-        [NF_TYPE_Z4] = NF_FOUR(z4), [NF_TYPE_A4] = NF_FOUR(a4), [NF_TYPE_S5] = NF_FOUR(s5),
-        [NF_TYPE_S6] = NF_FOUR(s6), [NF_TYPE_I8] = NF_FOUR(i8),
-    };
-    return format.type == NF_TYPE_C4 ? c4[format.codebook][format.scale] : others[format.type];
-}
-#undef NF_FOUR
+#define NF_INT_TILE(name, kind, scales) {name##_1, name##_2, name##_3, name##_4},
+static const int_tile_fn int_tile_forms[N_FORMS][4] = {NF_INT_FORMS(NF_INT_TILE)};
+#undef NF_INT_TILE
 
 /* n (1..4) rows j of `in` (index[j] where there is an index) against the tile or pair of tiles at t. */
 static void int_tile_rows(const nf_weights *w, size_t t, const nf_rows *in, const uint32_t *index, size_t j,
@@ -326,7 +167,7 @@ static void int_tile_rows(const nf_weights *w, size_t t, const nf_rows *in, cons
         x.scale[i] = in->scale + row * groups;
         x.sum[i] = in->sum + row * groups;
     }
-    int_tile_forms(w->format)[n - 1](&place, &x, out, out_stride);
+    int_tile_forms[int_form(w->format)][n - 1](&place, &x, out, out_stride);
 }
 
 #endif

@@ -36,6 +36,17 @@ typedef struct nf_rows {
     int32_t *sum; /* [m, kp/32]: sum of q over the group */
 } nf_rows;
 
+/* Rows `row` and on. */
+static inline nf_rows nf_rows_from(const nf_rows *rows, size_t row) {
+    const size_t groups = rows->kp / NF_GROUP;
+    return (nf_rows){.k = rows->k,
+                     .kp = rows->kp,
+                     .x = rows->x + row * rows->kp,
+                     .q = rows->q + row * rows->kp,
+                     .scale = rows->scale + row * groups,
+                     .sum = rows->sum + row * groups};
+}
+
 /* One query head against one block of keys: a part of softmax(q K^T) V, see attention_block. */
 typedef struct nf_attention_part {
     float max, sum;
@@ -92,7 +103,7 @@ typedef struct nf_kernels {
 } nf_kernels;
 
 /* The fastest level this processor has, or the one named by the environment variable NINFER_CPU (portable,
- * avx2); NF_ERR_ARGUMENT when that names no level or one that the processor lacks. */
+ * avx2, avx512, amx); NF_ERR_ARGUMENT when that names no level or one that the processor lacks. */
 nf_status nf_kernels_get(const nf_kernels **out, nf_error *err);
 /* A level by name; NULL when it does not exist or this processor lacks it. For tests. */
 const nf_kernels *nf_kernels_by_name(const char *name);

@@ -15,8 +15,14 @@
 #include "cpu/float_tiles.h"
 #include "cpu/int_tiles.h"
 
-static void tiles(const nf_weights *w, size_t first, size_t count, const nf_rows *in, const uint32_t *index,
-                  size_t n, float *out) {
+void nf_int_tile_avx512(const nf_weights *w, size_t first, const nf_rows *in, const uint32_t *index, size_t n,
+                        float *out, size_t out_stride) {
+    for (size_t j = 0; j < n; j += 4)
+        int_tile_rows(w, first, in, index, j, n - j < 4 ? n - j : 4, out + j * out_stride, out_stride);
+}
+
+void nf_tiles_avx512(const nf_weights *w, size_t first, size_t count, const nf_rows *in,
+                     const uint32_t *index, size_t n, float *out) {
     if (!nf_type_get(w->format.type)->integer_dot) {
         k_float_tiles(w, first, count, in, index, n, out);
         return;
@@ -26,16 +32,21 @@ static void tiles(const nf_weights *w, size_t first, size_t count, const nf_rows
     if (n > 1)
         for (; t + 2 <= count; t += 2)
             nf_int_tile_pair_avx512(w, first + t, in, index, n, out + NF_TILE_ROWS * t, stride);
-    for (; t < count; t++)
-        for (size_t j = 0; j < n; j += 4)
-            int_tile_rows(w, first + t, in, index, j, n - j < 4 ? n - j : 4,
-                          out + j * stride + NF_TILE_ROWS * t, stride);
+    for (; t < count; t++) nf_int_tile_avx512(w, first + t, in, index, n, out + NF_TILE_ROWS * t, stride);
 }
 
 const nf_kernels nf_kernels_avx512 = {
     .name = "avx512",
     .quantise_row = nf_quantise_row_avx2,
-    .tiles = tiles,
+    .tiles = nf_tiles_avx512,
+    NF_FLOAT_KERNELS,
+};
+
+/* AMX multiplies integers faster where there are many rows; the rest is the same. */
+const nf_kernels nf_kernels_amx = {
+    .name = "amx",
+    .quantise_row = nf_quantise_row_avx2,
+    .tiles = nf_tiles_amx,
     NF_FLOAT_KERNELS,
 };
 

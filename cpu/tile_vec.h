@@ -28,6 +28,14 @@ NF_TILE_CALL tile_int load_run(const uint8_t *at, size_t second) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(a),
                               _mm256_loadu_si256((const __m256i *)(const void *)(at + second)), 1);
 }
+/* 16-bit lanes shifted by n, which is a constant after inlining. Compilers differ in the type of the
+ * intrinsics' counts. */
+NF_TILE_CALL tile_int shift_left(tile_int x, int n) {
+    return (tile_int)((__v32hu)x << (unsigned short)n);
+}
+NF_TILE_CALL tile_int shift_right(tile_int x, int n) {
+    return (tile_int)((__v32hu)x >> (unsigned short)n);
+}
 /* 16 bytes repeated in each 128 bits. */
 NF_TILE_CALL tile_int load_repeated(const int8_t *at) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)at));
@@ -61,6 +69,12 @@ typedef __m256 tile_float;
 NF_TILE_CALL tile_int load_run(const uint8_t *at, size_t second) {
     (void)second;
     return _mm256_loadu_si256((const __m256i *)(const void *)at);
+}
+NF_TILE_CALL tile_int shift_left(tile_int x, int n) {
+    return (tile_int)((__v16hu)x << (unsigned short)n);
+}
+NF_TILE_CALL tile_int shift_right(tile_int x, int n) {
+    return (tile_int)((__v16hu)x >> (unsigned short)n);
 }
 NF_TILE_CALL tile_int load_repeated(const int8_t *at) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)at));

@@ -12,7 +12,7 @@ enum {
     /* Input rows and outputs that one call of a kernel takes: its results wait on the stack. */
     FEW_ROWS = 8,
     MANY_ROWS = 64,
-    RESULTS = 1024,
+    RESULTS = 4096,
     GATED_ROWS = RESULTS / (2 * NF_GROUP),
     PIECE_BYTES = 256 << 10
 };
@@ -38,14 +38,7 @@ static size_t tile_bytes(const nf_weights *w) {
 
 /* Input rows j.. of the product; with an index all of them (the index is moved instead). */
 static nf_rows rows_from(const nf_product *p, size_t j) {
-    nf_rows in = *p->in;
-    if (p->index) return in;
-    const size_t row = p->first + j, groups = in.kp / NF_GROUP;
-    in.x += row * in.kp;
-    in.q += row * in.kp;
-    in.scale += row * groups;
-    in.sum += row * groups;
-    return in;
+    return p->index ? *p->in : nf_rows_from(p->in, p->first + j);
 }
 
 /* ---- plain: out = w . in ---- */
@@ -85,7 +78,7 @@ static void plain_units(const nf_kernels *kernels, const nf_product *p, size_t f
  * stream. Not when they have tables of scales, which are looked up by row. */
 static bool alternate(const nf_weights *gate, const nf_weights *up, nf_weights *both) {
     const size_t tile = tile_bytes(gate);
-    if (gate->table || up->table || memcmp(&gate->format, &up->format, sizeof gate->format) ||
+    if (gate->table || up->table || memcmp(&gate->format, &up->format, sizeof gate->format) != 0 ||
         gate->tile_stride != 2 * tile || up->tile_stride != 2 * tile || up->tiles != gate->tiles + tile)
         return false;
     *both = *gate;

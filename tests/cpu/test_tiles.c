@@ -3,6 +3,7 @@
  * block, and every level byte for byte equal to it for all formats, numbers of rows and tiles, and odd
  * shapes. Codes are random bytes, so that every value that a block can hold occurs.
  */
+#include "tests/support/amx_emulated.h"
 #include "tests/support/support.h"
 
 #include "cpu/kernels.h"
@@ -35,8 +36,12 @@ static const nf_format formats[] = {
 };
 #define N_FORMATS (sizeof formats / sizeof *formats)
 
-static const char *const levels[] = {"portable", "avx2", "avx512", "amx"};
+static const char *const levels[] = {"portable", "avx2", "avx512", "amx", "emulated amx"};
 #define N_LEVELS (sizeof levels / sizeof *levels)
+
+static const nf_kernels *level(size_t i) {
+    return strcmp(levels[i], "emulated amx") ? nf_kernels_by_name(levels[i]) : emulated_amx();
+}
 
 typedef struct fixture {
     nf_weights w;
@@ -202,7 +207,7 @@ static float oracle(const fixture *f, size_t row, size_t j) {
 static void test_tiles_follow_the_contract(void **state) {
     (void)state;
     static const size_t cols[] = {1, 31, 32, 40, 64, 256, 264, 512, 1000, 1024, 1056, 2080};
-    enum { M = 5, T = 3 };
+    enum { M = 19, T = 3 };
     for (size_t k = 0; k < N_FORMATS; k++)
         for (size_t c = 0; c < sizeof cols / sizeof *cols; c++) {
             fixture f = make(formats[k], c % 2 ? 13 : 136, cols[c], M, k * 100 + c + 1);
@@ -213,7 +218,7 @@ static void test_tiles_follow_the_contract(void **state) {
                 for (size_t j = 0; j < M; j++)
                     for (size_t r = 0; r < 8 * count; r++) want[8 * count * j + r] = oracle(&f, 8 * t + r, j);
                 for (size_t l = 0; l < N_LEVELS; l++) {
-                    const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
+                    const nf_kernels *kernels = level(l);
                     if (!kernels) continue;
                     kernels->tiles(&f.w, t, count, &f.rows, NULL, M, out);
                     for (size_t i = 0; i < M * 8 * count; i++)
@@ -229,30 +234,36 @@ static void test_tiles_follow_the_contract(void **state) {
 }
 
 /* An element never depends on how many rows or tiles are computed with it, nor on the order of an index. */
-static void test_batches_do_not_matter(void **state) {
-    (void)state;
+static void check_batches(nf_format format, size_t cols, size_t step, uint64_t seed) {
     enum { M = 64, T = 5 };
     static float alone[M][8 * T], out[M * 8 * T];
-    for (size_t k = 0; k < N_FORMATS; k++) {
-        fixture f = make(formats[k], 8 * T, 328, M, 900 + k);
-        for (size_t l = 0; l < N_LEVELS; l++) {
-            const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
-            if (!kernels) continue;
-            for (uint32_t j = 0; j < M; j++)
-                for (size_t t = 0; t < T; t++) kernels->tiles(&f.w, t, 1, &f.rows, &j, 1, alone[j] + 8 * t);
-            for (size_t n = 1; n <= M; n++) {
-                const size_t first = n % 3, count = 1 + n % (T - first);
-                uint32_t index[M];
-                for (size_t j = 0; j < n; j++) index[j] = (uint32_t)((j * 37 + n) % M);
-                kernels->tiles(&f.w, first, count, &f.rows, NULL, n, out);
-                for (size_t j = 0; j < n; j++)
-                    assert_memory_equal(out + 8 * count * j, alone[j] + 8 * first, 32 * count);
-                kernels->tiles(&f.w, first, count, &f.rows, index, n, out);
-                for (size_t j = 0; j < n; j++)
-                    assert_memory_equal(out + 8 * count * j, alone[index[j]] + 8 * first, 32 * count);
-            }
+    fixture f = make(format, 8 * T, cols, M, seed);
+    for (size_t l = 0; l < N_LEVELS; l++) {
+        const nf_kernels *kernels = level(l);
+        if (!kernels) continue;
+        for (uint32_t j = 0; j < M; j++)
+            for (size_t t = 0; t < T; t++) kernels->tiles(&f.w, t, 1, &f.rows, &j, 1, alone[j] + 8 * t);
+        for (size_t n = 1; n <= M; n += step) {
+            const size_t first = n % 3, count = 1 + n % (T - first);
+            uint32_t index[M];
+            for (size_t j = 0; j < n; j++) index[j] = (uint32_t)((j * 37 + n) % M);
+            kernels->tiles(&f.w, first, count, &f.rows, NULL, n, out);
+            for (size_t j = 0; j < n; j++)
+                assert_memory_equal(out + 8 * count * j, alone[j] + 8 * first, 32 * count);
+            kernels->tiles(&f.w, first, count, &f.rows, index, n, out);
+            for (size_t j = 0; j < n; j++)
+                assert_memory_equal(out + 8 * count * j, alone[index[j]] + 8 * first, 32 * count);
         }
-        drop(&f);
+    }
+    drop(&f);
+}
+
+static void test_batches_do_not_matter(void **state) {
+    (void)state;
+    for (size_t k = 0; k < N_FORMATS; k++) {
+        check_batches(formats[k], 328, 1, 900 + k);
+        /* More columns than any level copies to its stack. */
+        check_batches(formats[k], 8224, 21, 950 + k);
     }
 }
 
@@ -274,7 +285,7 @@ static void test_extreme_codes(void **state) {
             for (size_t b = 0; b < 2; b++)
                 memset(f.tiles + b * l.block + l.scales + l.offsets, fill[i], l.codes + l.planes);
             for (size_t v = 0; v < N_LEVELS; v++) {
-                const nf_kernels *kernels = nf_kernels_by_name(levels[v]);
+                const nf_kernels *kernels = level(v);
                 float out[32];
                 if (!kernels) continue;
                 kernels->tiles(&f.w, 0, 1, &f.rows, NULL, 4, out);
@@ -337,7 +348,6 @@ int main(void) {
         cmocka_unit_test(test_tiles_agree_with_dequantisation),
     };
     for (size_t l = 0; l < N_LEVELS; l++)
-        printf("level %s: %s\n", levels[l],
-               nf_kernels_by_name(levels[l]) ? "tested" : "not on this processor");
+        printf("level %s: %s\n", levels[l], level(l) ? "tested" : "not on this processor");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
