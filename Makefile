@@ -30,6 +30,7 @@ LIB_SRC := $(filter-out $(MAINS),$(wildcard $(addsuffix /*.c,$(LIB_DIRS))))
 RUNNER_SRC := $(filter-out $(MAINS),$(wildcard runner/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
 RUNNER_OBJ := $(RUNNER_SRC:%.c=$(BUILD)/obj/%.o)
+BENCH_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard bench/*.c))
 RUNNER := $(BUILD)/librunner.a
 COMMANDS := $(BUILD)/ninfer $(BUILD)/ninfer-run $(BUILD)/ninfer-convert $(BUILD)/ninfer-perplexity \
 	$(BUILD)/ninfer-bench
@@ -89,7 +90,7 @@ $(BUILD)/ninfer-perplexity: $(BUILD)/obj/runner/main_perplexity.o $(RUNNER) $(BU
 $(BUILD)/ninfer-convert: $(BUILD)/obj/converter/main.o $(BUILD)/libninfer.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
-$(BUILD)/ninfer-bench: $(BUILD)/obj/bench/main.o $(BUILD)/libninfer.a
+$(BUILD)/ninfer-bench: $(BENCH_OBJ) $(BUILD)/libninfer.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS)
 $(BUILD)/example-generate: $(BUILD)/obj/runtime/examples/generate.o $(BUILD)/libninfer.a

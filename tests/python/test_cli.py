@@ -622,8 +622,17 @@ def test_installation(model, tmp_path):
     assert names == declared  # exactly the public API
 
 
-def test_bench_kernels_prints_every_type():
-    out, _ = run("ninfer-bench", "kernels", "--mib", "16", "--runs", "1", "--columns", "256", "--threads", "2")
-    assert "memory read" in out and all(out.count(f"\n{t} ") >= 4 for t in ("c4", "i8", "bf16", "f32"))
+def test_bench_kernels_reports_every_type(tmp_path):
+    types, rows = ["c4", "c4 nl", "mxfp4", "nvfp4", "z4", "a4", "s5", "s6", "i8", "f8", "bf16", "f16", "f32"], [1, 2, 4, 8, 64, 512]
+    out, _ = run("ninfer-bench", "kernels", "--mib", "16", "--runs", "1", "--columns", "256", "--threads", "2",
+                 "--json", tmp_path / "k.json", "--markdown", tmp_path / "k.md")
+    report = json.loads((tmp_path / "k.json").read_text())
+    assert [(r["type"], r["rows"]) for r in report["results"]] == [(t, n) for t in types for n in rows]
+    for r in report["results"]:
+        assert r["cold_gb_s"]["min"] > 0 and r["warm_gb_s"]["min"] > 0
+        assert r["of_read"] == pytest.approx(r["cold_gb_s"]["median"] / r["read_gb_s"]["median"], rel=1e-4)
+    assert (tmp_path / "k.md").read_text() == out and all(out.count(f"\n| {t} | ") == len(rows) for t in types)
+    assert "--type" in run("ninfer-bench", "kernels", "--type", "c3", status=2)[1]
+    assert "kernels" in run("ninfer-bench", "--help")[0]
     run("ninfer-bench", status=2)
     run("ninfer-bench", "nothing", status=2)
