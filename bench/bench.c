@@ -57,33 +57,33 @@ typedef struct reading {
     atomic_uint_fast64_t sink; /* so that nothing is optimised away */
 } reading;
 
+/* 16 bytes, the vector that every target has: gcc splits wider ones by way of the stack, and a plain loop
+ * over bytes too, which then reads at a fifth of the memory's speed. */
+typedef uint64_t read_vector __attribute__((vector_size(16), aligned(16), may_alias));
+
 static void read_body(void *user, size_t begin, size_t end, int thread) {
     (void)thread;
     reading *r = user;
-    uint64_t sum[8] = {0};
+    read_vector a = {0}, b = {0}, c = {0}, d = {0};
     for (size_t piece = begin; piece < end; piece++) {
-        const uint8_t *p = r->memory->bytes + piece * READ_PIECE;
-        size_t left = r->memory->n - piece * READ_PIECE, n = left < READ_PIECE ? left : READ_PIECE;
-        for (size_t i = 0; i + 64 <= n; i += 64) {
-            uint64_t v[8];
-            memcpy(v, p + i, sizeof v);
-            for (int k = 0; k < 8; k++) sum[k] += v[k];
-        }
+        const read_vector *p = (const read_vector *)(const void *)(r->memory->bytes + piece * READ_PIECE);
+        for (size_t i = 0; i < READ_PIECE / sizeof *p; i += 4)
+            a += p[i], b += p[i + 1], c += p[i + 2], d += p[i + 3];
     }
-    for (int k = 1; k < 8; k++) sum[0] += sum[k];
-    atomic_fetch_add_explicit(&r->sink, sum[0], memory_order_relaxed);
+    a += b + c + d;
+    atomic_fetch_add_explicit(&r->sink, a[0] + a[1], memory_order_relaxed);
 }
 
 static void read_all(nf_worker *worker, void *user) {
     reading *r = user;
-    nf_team_loop(worker, (r->memory->n + READ_PIECE - 1) / READ_PIECE, 8, read_body, r);
+    nf_team_loop(worker, r->memory->n / READ_PIECE, 8, read_body, r);
 }
 
 double nf_bench_read_gb_s(nf_team *team, const nf_bench_memory *memory) {
     reading r = {.memory = memory};
     double start = nf_now();
     nf_team_run(team, read_all, &r);
-    return (double)memory->n / (nf_now() - start) / 1e9;
+    return (double)(memory->n / READ_PIECE * READ_PIECE) / (nf_now() - start) / 1e9;
 }
 
 /* ---- the report ---- */

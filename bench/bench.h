@@ -20,6 +20,7 @@
 /* ---- the measurements: argv[0] is the subcommand's name; each returns the exit status ---- */
 
 int nf_bench_kernels(int argc, char **argv);
+int nf_bench_model(int argc, char **argv);
 
 /* ---- repeated timings ---- */
 
@@ -42,7 +43,7 @@ typedef struct nf_bench_memory {
 nf_status nf_bench_memory_new(size_t n, nf_bench_memory *out, nf_error *err);
 /* Accepts zeroed memory. */
 void nf_bench_memory_free(nf_bench_memory *memory);
-/* Reads all of it once with the team; GB/s. */
+/* Reads all of it (whole pieces of 64 KiB) once with the team; GB/s. */
 double nf_bench_read_gb_s(nf_team *team, const nf_bench_memory *memory);
 
 /* ---- the report ---- */

@@ -10,6 +10,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"kernels", "matrix kernels of each storage type beside the memory read bandwidth", nf_bench_kernels},
+    {"model", "prefill and decode of a container beside the memory read bandwidth", nf_bench_model},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
 

@@ -636,3 +636,17 @@ def test_bench_kernels_reports_every_type(tmp_path):
     assert "kernels" in run("ninfer-bench", "--help")[0]
     run("ninfer-bench", status=2)
     run("ninfer-bench", "nothing", status=2)
+
+
+def test_bench_model_reports_rates_and_bytes_of_a_token(model, tmp_path):
+    out, _ = run("ninfer-bench", "model", model, "--pp", "20", "--tg", "6", "--runs", "2", "--mib", "16", *THREADS,
+                 "--json", tmp_path / "m.json", "--markdown", tmp_path / "m.md")
+    r = json.loads((tmp_path / "m.json").read_text())
+    assert (tmp_path / "m.md").read_text() == out
+    assert r["prefill_tok_s"]["min"] > 0 and r["decode_tok_s"]["min"] > 0 and (r["pp"], r["tg"]) == (20, 6)
+    size = os.path.getsize(model)
+    assert size / 20 < r["token_bytes"] < size  # some experts of many, never the whole file
+    assert r["decode_gb_s"] == pytest.approx(r["decode_tok_s"]["median"] * r["token_bytes"] / 1e9, rel=1e-3)
+    assert "smaller --pp" in run("ninfer-bench", "model", model, "--pp", "1000000", status=1)[1]
+    run("ninfer-bench", "model", status=2)
+    run("ninfer-bench", "model", tmp_path / "none.ninfer", status=1)
