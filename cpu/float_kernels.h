@@ -109,35 +109,6 @@ static void k_conv_silu(const float *const *rows, const float *w, size_t w_strid
     }
 }
 
-/* Adds p[j] * v[j] over n keys to 8 * NV columns held in registers. */
-#define NF_ATTENTION_COLUMNS(NV)                                                                             \
-    for (; c + 8 * (NV) <= dim; c += 8 * (NV)) {                                                             \
-        vec8 sum_v[NV];                                                                                      \
-        for (int i = 0; i < (NV); i++) sum_v[i] = v8_zero();                                                 \
-        for (size_t j = 0; j < n; j++) {                                                                     \
-            vec8 p = v8_set(scores[j]);                                                                      \
-            for (int i = 0; i < (NV); i++)                                                                   \
-                sum_v[i] = v8_fma(p, v8_load(v + j * stride + c + 8 * (size_t)i), sum_v[i]);                 \
-        }                                                                                                    \
-        for (int i = 0; i < (NV); i++) v8_store(acc + c + 8 * (size_t)i, sum_v[i]);                          \
-    }
-
-static nf_attention_part k_attention_block(const float *q, const float *k, const float *v, size_t stride,
-                                           size_t n, size_t dim, float scale, float *acc, float *scores) {
-    nf_attention_part part;
-    for (size_t j = 0; j < n; j++) scores[j] = k_dot(q, k + j * stride, dim) * scale;
-    part.sum = k_softmax_parts(scores, scores, n, &part.max);
-    size_t c = 0;
-    NF_ATTENTION_COLUMNS(8)
-    NF_ATTENTION_COLUMNS(1)
-    for (; c < dim; c++) {
-        float sum = 0.0f;
-        for (size_t j = 0; j < n; j++) sum = fmaf(scores[j], v[j * stride + c], sum);
-        acc[c] = sum;
-    }
-    return part;
-}
-
 /* NV vectors of 8 columns; the last one has `last` live columns. */
 static inline void delta_columns(int nv, size_t last, float *s, size_t s_stride, size_t dk, size_t n_tokens,
                                  const float *q, const float *k, size_t qk_stride, const float *v,
@@ -201,7 +172,6 @@ static void k_delta_rule(float *s, size_t s_stride, size_t dk, size_t n_cols, si
 #define NF_FLOAT_KERNELS                                                                                     \
     .sum_squares = k_sum_squares, .dot = k_dot, .exp = k_exp, .scale_rows = k_scale_rows,                    \
     .silu_mul = k_silu_mul, .sigmoid_mul = k_sigmoid_mul, .axpy = k_axpy, .add = k_add,                      \
-    .softmax_parts = k_softmax_parts, .conv_silu = k_conv_silu, .attention_block = k_attention_block,        \
-    .delta_rule = k_delta_rule
+    .softmax_parts = k_softmax_parts, .conv_silu = k_conv_silu, .delta_rule = k_delta_rule
 
 #endif

@@ -47,10 +47,42 @@ static inline nf_rows nf_rows_from(const nf_rows *rows, size_t row) {
                      .sum = rows->sum + row * groups};
 }
 
-/* One query head against one block of keys: a part of softmax(q K^T) V, see attention_block. */
+/* The softmax of one query row so far: the largest score, and the sum of exp(score - max). */
 typedef struct nf_attention_part {
     float max, sum;
 } nf_attention_part;
+
+#define NF_ATTENTION_ROWS 8 /* query rows (heads of a group, tokens) that share a read of K and V */
+
+/* Query rows of one KV head, see attention_block. */
+typedef struct nf_attention_rows {
+    size_t n, dim; /* n: 1..NF_ATTENTION_ROWS */
+    const float *q[NF_ATTENTION_ROWS];
+    float *acc[NF_ATTENTION_ROWS]; /* [dim] */
+    nf_attention_part *part[NF_ATTENTION_ROWS];
+    size_t keys[NF_ATTENTION_ROWS]; /* 1..256: keys of the block that the row sees */
+    bool first;                     /* nothing in acc and part yet */
+    float scale;
+    float *scratch; /* [NF_ATTENTION_ROWS, 256 + dim] */
+} nf_attention_rows;
+
+/* Floats of K and V of one KV head over a block: K as [256/16][dim][16 keys], then V as [dim/16][256][16
+ * columns], padded with zeros. */
+static inline size_t nf_kv_floats(size_t dim) {
+    return NF_ATTENTION_BLOCK * (dim + (dim + 15) / 16 * 16);
+}
+
+/* Puts k and v [dim] of position `slot` of the block in its place; false when one is NaN or infinite. */
+static inline bool nf_kv_store(float *kv, size_t dim, size_t slot, const float *k, const float *v) {
+    float *values = kv + NF_ATTENTION_BLOCK * dim, zero = 0.0f;
+    kv += slot / 16 * 16 * dim + slot % 16;
+    for (size_t i = 0; i < dim; i++) {
+        kv[16 * i] = k[i];
+        values[16 * (i / 16 * NF_ATTENTION_BLOCK + slot) + i % 16] = v[i];
+        zero += (k[i] - k[i]) + (v[i] - v[i]); /* NaN for NaN and infinity */
+    }
+    return zero == 0.0f;
+}
 
 typedef struct nf_kernels {
     const char *name;
@@ -87,11 +119,12 @@ typedef struct nf_kernels {
     void (*conv_silu)(const float *const *rows, const float *w, size_t w_stride, size_t taps, float *y,
                       size_t n);
 
-    /* One query head against n (1..256) keys: s_j = (q . k_j) * scale; max = max s; p_j = exp(s_j - max); sum
-     * = sum p; acc = sum p_j v_j (fma in increasing j). k, v: rows of `stride` floats; acc [dim]; scores:
-     * scratch [256]. */
-    nf_attention_part (*attention_block)(const float *q, const float *k, const float *v, size_t stride,
-                                         size_t n, size_t dim, float scale, float *acc, float *scores);
+    /* One block of keys of one KV head (nf_kv_store) against the rows; false when a score is NaN or infinite:
+     * s_j = (q . k_j) * scale (fma, column after column); max = max s; p_j = exp(s_j - max); sum = sum p (16
+     * lanes, tree); block = sum p_j v_j (fma, key after key). With `first` that is the row's part and acc;
+     * otherwise it joins them: M = max(max', max), a = exp(max' - M), b = exp(max - M), sum' = fma(sum', a,
+     * sum * b), acc = fma(b, block, acc * a). */
+    bool (*attention_block)(const nf_attention_rows *rows, const float *kv);
 
     /* Gated delta rule over `n_tokens` tokens for a block of n_cols (1..32) columns of the state of one head:
      *   S *= decay_t; u = (v_t - S^T k_t) * beta_t; S += k_t u^T; o_t = S^T q_t       (token by token)

@@ -65,6 +65,7 @@ const nf_kernels nf_kernels_avx2 = {
     .name = "avx2",
     .quantise_row = nf_quantise_row_avx2,
     .tiles = tiles,
+    .attention_block = nf_attention_block_avx2,
     NF_FLOAT_KERNELS,
 };
 

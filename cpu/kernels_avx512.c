@@ -39,6 +39,7 @@ const nf_kernels nf_kernels_avx512 = {
     .name = "avx512",
     .quantise_row = nf_quantise_row_avx2,
     .tiles = nf_tiles_avx512,
+    .attention_block = nf_attention_block_avx512,
     NF_FLOAT_KERNELS,
 };
 
@@ -47,6 +48,7 @@ const nf_kernels nf_kernels_amx = {
     .name = "amx",
     .quantise_row = nf_quantise_row_avx2,
     .tiles = nf_tiles_amx,
+    .attention_block = nf_attention_block_avx512,
     NF_FLOAT_KERNELS,
 };
 

@@ -119,5 +119,6 @@ const nf_kernels nf_kernels_portable = {
     .name = "portable",
     .quantise_row = quantise_row,
     .tiles = tiles,
+    .attention_block = nf_attention_block_portable,
     NF_FLOAT_KERNELS,
 };

@@ -72,8 +72,13 @@ static void carve_scratch(carver *c, const nf_model *model, uint64_t T, nf_sessi
     s->z = carve(c, T * values, sizeof(float));
     s->ba = carve(c, T * 2 * d->lin_v_heads, sizeof(float));
     s->rope = carve(c, T * d->rope_dim, sizeof(float));
-    s->thread_stride = (NF_ATTENTION_BLOCK + d->head_dim + 15) / 16 * 16;
+    s->thread_stride = NF_ATTENTION_ROWS * (size_t)(NF_ATTENTION_BLOCK + d->head_dim + 15) / 16 * 16;
     s->thread_scratch = carve(c, (uint64_t)model->team.n_threads * s->thread_stride, sizeof(float));
+    const uint64_t blocks = ((uint64_t)d->max_context + NF_ATTENTION_BLOCK - 1) / NF_ATTENTION_BLOCK,
+                   split = blocks < NF_SPLIT_BLOCKS ? blocks : NF_SPLIT_BLOCKS;
+    s->attention_parts = carve(c, T * d->n_heads, sizeof *s->attention_parts);
+    s->split_parts = carve(c, split * d->n_heads, sizeof *s->split_parts);
+    s->split_accs = carve(c, split * heads, sizeof(float));
     carve_moe(c, d, T, &s->moe);
     s->head_rows = carve_rows(c, NF_HEAD_ROWS, d->hidden);
     s->logits = carve(c, (uint64_t)NF_HEAD_ROWS * d->vocab_size, sizeof(float));
@@ -101,7 +106,9 @@ void nf_session_sizes(const nf_model *model, uint32_t chunk, uint64_t *kv_per_to
     uint64_t attention_layers = 0;
     for (uint32_t l = 0; l < d->n_layers; l++)
         attention_layers += d->layer_kind[l] == NF_LAYER_FULL_ATTENTION;
-    if (kv_per_token) *kv_per_token = attention_layers * 2 * d->n_kv_heads * d->head_dim * sizeof(float);
+    if (kv_per_token)
+        *kv_per_token =
+            attention_layers * d->n_kv_heads * nf_kv_floats(d->head_dim) / NF_ATTENTION_BLOCK * sizeof(float);
     if (state) *state = layout_state(model, NULL, NULL) * sizeof(float);
     if (workspace) {
         carver counter = {0};
@@ -214,9 +221,8 @@ static nf_status reserve_kv(nf_session *s, uint32_t end, nf_error *err) {
         nf_status status = nf_grow((void **)&kv->pages, &kv->cap, pages, sizeof *kv->pages, err);
         if (status) return status;
         for (; kv->n_pages < pages; kv->n_pages++) {
-            kv->pages[kv->n_pages] =
-                nf_calloc_aligned(64, 2 * (size_t)d->n_kv_heads * NF_ATTENTION_BLOCK * d->head_dim,
-                                  sizeof(float), "a KV cache page", err);
+            kv->pages[kv->n_pages] = nf_calloc_aligned(64, d->n_kv_heads * nf_kv_floats(d->head_dim),
+                                                       sizeof(float), "a KV cache page", err);
             if (!kv->pages[kv->n_pages]) return NF_ERR_MEMORY;
         }
     }

@@ -13,7 +13,8 @@
 #define NF_DEFAULT_PREFILL_CHUNK 512
 #define NF_CHECKPOINT_EVERY 4096 /* tokens */
 #define NF_MAX_CHECKPOINTS 8
-#define NF_HEAD_ROWS 16 /* rows of logits computed together */
+#define NF_SPLIT_BLOCKS 64 /* blocks of keys of one token computed side by side */
+#define NF_HEAD_ROWS 16    /* rows of logits computed together */
 
 /* One matrix product of input rows index[j] or first + j, j = 0..n-1. Plain: out row j = w . in. Gated (`act`
  * is set): row act_first + j of act = silu(w . in) * (up . in). */
@@ -39,8 +40,7 @@ typedef struct nf_checkpoint {
     float *logits; /* [vocab] after token position-1, or NULL */
 } nf_checkpoint;
 
-/* KV of one attention layer: pages of NF_ATTENTION_BLOCK positions, [2 (k, v)][kv head][position][head_dim].
- */
+/* KV of one attention layer: pages of NF_ATTENTION_BLOCK positions, [kv head][nf_kv_floats]. */
 typedef struct nf_kv {
     float **pages; /* [n_pages], grown on demand */
     size_t n_pages, cap;
@@ -102,8 +102,11 @@ struct nf_session {
     float *conv_out;       /* [T, C] */
     float *z, *ba;         /* [T, V dv], [T, 2 V]: b then a, then beta and decay */
     float *rope;           /* [T, rope_dim]: cos, then sin */
-    float *thread_scratch; /* [n_threads, NF_ATTENTION_BLOCK + head_dim] */
+    float *thread_scratch; /* [n_threads, NF_ATTENTION_ROWS (NF_ATTENTION_BLOCK + head_dim)] */
     size_t thread_stride;
+    nf_attention_part *attention_parts; /* [T, H] */
+    nf_attention_part *split_parts;     /* [NF_SPLIT_BLOCKS, H]: blocks of keys that wait to be joined */
+    float *split_accs;                  /* [NF_SPLIT_BLOCKS, H, D] */
     nf_moe_scratch moe;
     nf_rows head_rows; /* NF_HEAD_ROWS rows of d */
     float *logits;     /* [NF_HEAD_ROWS, vocab] */

@@ -1,0 +1,158 @@
+/*
+ * Attention of up to 8 query rows against a block of up to 256 keys (contract B): included by one file for
+ * each instruction-set level (and by nothing else), after vec16.h.
+ *
+ * Neither product sums across lanes: scores have a key in each lane (K is stored with 16 keys side by side),
+ * the output has a column in each lane. K and V are read once for NF_ATTENTION_AT_ONCE rows whose sums stay
+ * in registers: 4 n keys dim flops for 8 n keys dim / rows bytes.
+ */
+#ifndef NF_CPU_ATTENTION_KERNELS_H
+#define NF_CPU_ATTENTION_KERNELS_H
+
+#include "cpu/kernels_internal.h"
+#include "cpu/vec16.h"
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+/* scores[r][key] of R rows (q: [dim][R]) and two vectors of 16 keys. */
+static ALWAYS_INLINE void score_keys(int R, size_t dim, const float *q, const float *k, float scale,
+                                     float *scores) {
+    vec16 sum[8][2];
+    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = v16_set(0.0f);
+    for (size_t i = 0; i < dim; i++) {
+        const vec16 k0 = v16_load(k + 16 * i), k1 = v16_load(k + 16 * (dim + i));
+        for (int r = 0; r < R; r++) {
+            const vec16 x = v16_set(q[i * (size_t)R + (size_t)r]);
+            sum[r][0] = v16_fma(x, k0, sum[r][0]);
+            sum[r][1] = v16_fma(x, k1, sum[r][1]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2; c++)
+            v16_store(scores + NF_ATTENTION_BLOCK * r + 16 * c, v16_mul(sum[r][c], v16_set(scale)));
+}
+
+/* p = exp(s - max s) in place over n keys, lanes behind them 0; false when a score is NaN or infinite. */
+static bool softmax_row(float *s, size_t n, nf_attention_part *part) {
+    const size_t whole = (n + 15) / 16 * 16;
+    vec16 max = v16_set(-INFINITY), zero = v16_set(0.0f), sum = v16_set(0.0f);
+    for (size_t j = n; j < whole; j++) s[j] = s[0];
+    for (size_t j = 0; j < whole; j += 16) {
+        const vec16 x = v16_load(s + j);
+        max = v16_max(x, max);
+        zero = v16_add(zero, v16_sub(x, x)); /* NaN for NaN and infinity */
+    }
+    part->max = v16_max_lane(max);
+    const vec16 top = v16_set(part->max);
+    for (size_t j = 0; j < whole; j += 16) v16_store(s + j, v16_exp(v16_sub(v16_load(s + j), top)));
+    for (size_t j = n; j < whole; j++) s[j] = 0.0f;
+    for (size_t j = 0; j < whole; j += 16) sum = v16_add(sum, v16_load(s + j));
+    part->sum = v16_sum(sum);
+    return v16_sum(zero) == 0.0f;
+}
+
+/* out[r][16 NV columns] = sum over keys of p[r][j] v[j], j increasing. v: NV column blocks of 256 rows of 16;
+ * all rows have the first `common` keys, row r has keys[r]. */
+static ALWAYS_INLINE void sum_values(int R, int NV, const float *p, const float *v, size_t common,
+                                     const size_t *keys, float *out) {
+    vec16 sum[8][2];
+    size_t most = common;
+    for (int r = 0; r < R; r++) {
+        for (int c = 0; c < NV; c++) sum[r][c] = v16_set(0.0f);
+        if (keys[r] > most) most = keys[r];
+    }
+    for (size_t j = 0; j < common; j++) {
+        vec16 x[2];
+        for (int c = 0; c < NV; c++) x[c] = v16_load(v + 16 * (NF_ATTENTION_BLOCK * (size_t)c + j));
+        for (int r = 0; r < R; r++) {
+            const vec16 w = v16_set(p[NF_ATTENTION_BLOCK * (size_t)r + j]);
+            for (int c = 0; c < NV; c++) sum[r][c] = v16_fma(w, x[c], sum[r][c]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < NV; c++) v16_store(out + 32 * r + 16 * c, sum[r][c]);
+    /* Keys that only the later tokens see. */
+    for (int r = 0; r < R && most > common; r++)
+        for (int c = 0; c < NV; c++) {
+            vec16 more = v16_load(out + 32 * r + 16 * c);
+            for (size_t j = common; j < keys[r]; j++)
+                more = v16_fma(v16_set(p[NF_ATTENTION_BLOCK * (size_t)r + j]),
+                               v16_load(v + 16 * (NF_ATTENTION_BLOCK * (size_t)c + j)), more);
+            v16_store(out + 32 * r + 16 * c, more);
+        }
+}
+
+/* How the block's part joins the total of a row: acc = fma(fresh, block, acc * old). */
+typedef struct join {
+    float old, fresh;
+} join;
+
+static join join_part(bool first, const nf_attention_part *part, nf_attention_part *total) {
+    if (first) {
+        *total = *part;
+        return (join){0, 0};
+    }
+    const float max = part->max > total->max ? part->max : total->max;
+    float t[16];
+    join j;
+    v16_store(t, v16_exp(v16_set(total->max - max)));
+    j.old = t[0];
+    v16_store(t, v16_exp(v16_set(part->max - max)));
+    j.fresh = t[0];
+    total->sum = fmaf(total->sum, j.old, part->sum * j.fresh);
+    total->max = max;
+    return j;
+}
+
+static void join_columns(bool first, join j, const float *block, float *acc, size_t n) {
+    if (first)
+        memcpy(acc, block, n * sizeof *acc);
+    else
+        for (size_t i = 0; i < n; i++) acc[i] = fmaf(j.fresh, block[i], acc[i] * j.old);
+}
+
+static ALWAYS_INLINE bool block_rows(int R, const nf_attention_rows *rows, size_t at, const float *kv) {
+    const size_t dim = rows->dim, *keys = rows->keys + at;
+    const float *v = kv + NF_ATTENTION_BLOCK * dim;
+    float *scores = rows->scratch, *q = scores + 8 * NF_ATTENTION_BLOCK, out[8 * 32];
+    size_t common = keys[0], most = keys[0];
+    join joins[8];
+    bool finite = true;
+    for (int r = 0; r < R; r++) {
+        common = keys[r] < common ? keys[r] : common;
+        most = keys[r] > most ? keys[r] : most;
+        for (size_t i = 0; i < dim; i++) q[i * (size_t)R + (size_t)r] = rows->q[at + (size_t)r][i];
+    }
+    for (size_t j = 0; j < most; j += 32) score_keys(R, dim, q, kv + j * dim, rows->scale, scores + j);
+    for (int r = 0; r < R; r++) {
+        nf_attention_part part;
+        finite &= softmax_row(scores + NF_ATTENTION_BLOCK * r, keys[r], &part);
+        joins[r] = join_part(rows->first, &part, rows->part[at + (size_t)r]);
+    }
+    for (size_t c = 0; c < dim; c += 32, v += 32 * NF_ATTENTION_BLOCK) {
+        const size_t n = dim - c < 32 ? dim - c : 32;
+        if (n > 16)
+            sum_values(R, 2, scores, v, common, keys, out);
+        else
+            sum_values(R, 1, scores, v, common, keys, out);
+        for (int r = 0; r < R; r++)
+            join_columns(rows->first, joins[r], out + 32 * r, rows->acc[at + (size_t)r] + c, n);
+    }
+    return finite;
+}
+
+static bool attention_block(const nf_attention_rows *rows, const float *kv) {
+    bool finite = true;
+    size_t r = 0;
+#if NF_ATTENTION_AT_ONCE >= 8
+    for (; r + 8 <= rows->n; r += 8) finite &= block_rows(8, rows, r, kv);
+#endif
+#if NF_ATTENTION_AT_ONCE >= 4
+    for (; r + 4 <= rows->n; r += 4) finite &= block_rows(4, rows, r, kv);
+    for (; r + 2 <= rows->n; r += 2) finite &= block_rows(2, rows, r, kv);
+#endif
+    for (; r < rows->n; r++) finite &= block_rows(1, rows, r, kv);
+    return finite;
+}
+
+#endif
