@@ -20,6 +20,7 @@
 /* ---- the measurements: argv[0] is the subcommand's name; each returns the exit status ---- */
 
 int nf_bench_kernels(int argc, char **argv);
+int nf_bench_make_model(int argc, char **argv);
 int nf_bench_model(int argc, char **argv);
 
 /* ---- repeated timings ---- */

@@ -11,6 +11,8 @@ static const struct {
 } commands[] = {
     {"kernels", "matrix kernels of each storage type beside the memory read bandwidth", nf_bench_kernels},
     {"model", "prefill and decode of a container beside the memory read bandwidth", nf_bench_model},
+    {"make-model", "a container with the shapes of a published model and random weights",
+     nf_bench_make_model},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
 

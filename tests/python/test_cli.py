@@ -650,3 +650,21 @@ def test_bench_model_reports_rates_and_bytes_of_a_token(model, tmp_path):
     assert "smaller --pp" in run("ninfer-bench", "model", model, "--pp", "1000000", status=1)[1]
     run("ninfer-bench", "model", status=2)
     run("ninfer-bench", "model", tmp_path / "none.ninfer", status=1)
+
+
+@pytest.mark.parametrize("like,kind,layers", [("qwen3.6-35b-a3b", "c4", 4), ("qwen3-30b-a3b", "f8", 1)])
+def test_bench_make_model_writes_a_model_that_runs_and_depends_on_the_seed(model, tmp_path, like, kind, layers):
+    def make(name, *more, status=0):
+        return run("ninfer-bench", "make-model", "--like", like, "--layers", layers, "--experts", 8, "--vocab", 8192, "--type", kind,
+                   "--tokenizer-from", model, tmp_path / name, *more, status=status)[1]
+    def logits(name):
+        run("ninfer", tmp_path / name, "--ids", "[35, 459, 490]", "--dump-logits", tmp_path / "logits.npy")
+        return np.load(tmp_path / "logits.npy")
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)): make(f"{name}.ninfer", "--seed", seed)
+    run("ninfer-convert", "verify", tmp_path / "a.ninfer")
+    a = logits("a.ninfer")
+    assert np.isfinite(a).all() and 0.1 < a.std() < 10
+    assert np.array_equal(a, logits("b.ninfer")) and not np.array_equal(a, logits("c.ninfer"))
+    assert "more than --vocab 100" in make("d.ninfer", "--vocab", 100, status=1)
+    assert not (tmp_path / "d.ninfer").exists()
+    assert "families" in run("ninfer-bench", "make-model", "--like", "flash-next", tmp_path / "e.ninfer", status=2)[1]
