@@ -169,6 +169,7 @@ static void free_conversion(nf_conversion *c) {
     nf_model_desc_free(&c->desc);
     free(c->specs);
     free(c->used);
+    nf_importance_free(&c->importance);
     pthread_mutex_destroy(&c->lock);
 }
 
@@ -285,6 +286,7 @@ nf_status nf_convert(const char *source, const char *out_path, const nf_convert_
     nf_status status = read_texts(source, &texts, err);
     if (!status) status = read_tokenizer_config(source, &texts, &special, err);
     if (!status) status = open_checkpoint(&c, &texts, err);
+    if (!status) status = nf_conversion_importance(&c, err);
     if (!status) status = find_all(&c, err);
     if (!status) status = estimate(&c, &bytes, err);
     if (!status) status = check_space(out_path, bytes, err);

@@ -9,6 +9,7 @@ typedef struct nf_convert_options {
     nf_format type;          /* of expert banks, see nf_role for the others; default c4 linear */
     uint64_t max_part_bytes; /* 0: the format's default (32 GB) */
     int n_threads;           /* 0: all allowed cores */
+    const char *importance;  /* file of importance statistics (docs/quantisation.md), NULL: none */
     nf_progress_fn progress; /* may be NULL */
     void *progress_user;
     /* Receives one line for each thing worth knowing (a tensor that was left out and why). May be NULL. */

@@ -5,6 +5,7 @@
 #include "converter/convert.h"
 
 #include "format/container.h"
+#include "format/importance.h"
 #include "format/safetensors.h"
 #include "runtime/family.h"
 
@@ -28,6 +29,7 @@ typedef struct nf_conversion {
     const char *prefix; /* of the text part's names: "model." or "model.language_model." */
     bool *used;         /* [tensors]: has a place in the container (or is known and left out) */
     nf_writer *writer;
+    nf_importance importance; /* empty: all columns weigh alike */
     int n_threads;
     uint64_t done, total; /* source bytes */
     uint64_t resident;    /* source bytes read since the mapped pages were last given back */
@@ -52,6 +54,16 @@ uint64_t nf_source_bytes(const nf_source *s);
 /* Errors for tensors that nothing used, except those known to belong to parts that are left out (reported as
  * notes). */
 nf_status nf_source_check_unused(nf_conversion *c, nf_error *err);
+
+/* ---- importance (importance.c) ---- */
+
+/* Reads the statistics named in the options and checks them against the model's tensors: every matrix and
+ * bank of the text part must be there with its size, and nothing else. */
+nf_status nf_conversion_importance(nf_conversion *c, nf_error *err);
+/* *out: weights [cols] (free()) of the columns of a spec's matrix (of a bank: matrix `which`, 0..2, of an
+ * expert); NULL without statistics for it. */
+nf_status nf_conversion_weights(const nf_conversion *c, const nf_tensor_spec *spec, size_t expert, int which,
+                                float **out, nf_error *err);
 
 /* ---- work (convert_tensor.c) ---- */
 

@@ -111,12 +111,12 @@ static bool stopped(first_error *f) {
 
 /* Converts tile t of a source matrix to `out`; rows: scratch [8, cols]. */
 static nf_status convert_tile(const nf_source *s, nf_format format, uint64_t t, const float *table,
-                              float *rows, uint8_t *out, nf_error *err) {
+                              const float *importance, float *rows, uint8_t *out, nf_error *err) {
     uint64_t first = t * NF_TILE_ROWS, n = s->rows - first < NF_TILE_ROWS ? s->rows - first : NF_TILE_ROWS;
     nf_status status = nf_source_rows(s, first, n, rows, err);
     if (status) return status;
     status = nf_quantise_tile(format, rows, (size_t)s->cols, (size_t)n, (size_t)s->cols,
-                              nf_tile_table(format, table, (size_t)s->cols, (size_t)t), NULL, out, err);
+                              nf_tile_table(format, table, (size_t)s->cols, (size_t)t), importance, out, err);
     return status ? nf_context(err, "%s: tensor '%s', rows from %llu", s->weight->file, s->weight->name,
                                (unsigned long long)first)
                   : NF_OK;
@@ -158,13 +158,15 @@ static nf_status convert_expert(nf_conversion *c, const nf_tensor_spec *spec, co
     *bytes = 0;
     for (int m = 0; m < 3 && !status; m++) {
         const nf_bank_matrix *b = &bank->matrix[m];
-        float *table;
+        float *table, *importance = NULL;
         status = build_table(&source[m], b->format, &table, err);
+        if (!status) status = nf_conversion_weights(c, spec, (size_t)e, m, &importance, err);
         for (uint64_t t = 0; t * NF_TILE_ROWS < b->rows && !status; t++)
-            status = convert_tile(&source[m], b->format, t, table, rows,
+            status = convert_tile(&source[m], b->format, t, table, importance, rows,
                                   blob + b->offset + t * b->tile_stride, err);
         if (!status && table)
             memcpy(blob + b->scale_offset, table, (size_t)nf_matrix_table_bytes(b->format, b->rows, b->cols));
+        free(importance);
         free(table);
         *bytes += nf_source_bytes(&source[m]);
     }
@@ -201,7 +203,8 @@ static nf_status convert_bank(nf_conversion *c, const nf_tensor_spec *spec, size
 /* ---- dense matrices and vectors ---- */
 
 static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format format, const float *table,
-                              uint64_t first, uint64_t n, uint8_t *out, nf_error *err) {
+                              const float *importance, uint64_t first, uint64_t n, uint8_t *out,
+                              nf_error *err) {
     first_error fail = {.c = c, .err = err};
     const uint64_t tile_bytes = nf_matrix_tile_bytes(format, NF_TILE_ROWS, s->cols);
 #pragma omp parallel num_threads(c->n_threads)
@@ -212,7 +215,8 @@ static nf_status convert_slab(nf_conversion *c, const nf_source *s, nf_format fo
 #pragma omp for schedule(dynamic, 4)
         for (uint64_t t = 0; t < n; t++) {
             if (stopped(&fail)) continue;
-            nf_status status = convert_tile(s, format, first + t, table, rows, out + t * tile_bytes, &what);
+            nf_status status =
+                convert_tile(s, format, first + t, table, importance, rows, out + t * tile_bytes, &what);
             if (status) keep_error(&fail, status, &what);
         }
         free(rows);
@@ -233,24 +237,27 @@ static nf_status write_table(nf_conversion *c, const nf_source *s, nf_format for
                            err);
 }
 
-static nf_status convert_matrix(nf_conversion *c, const nf_source *s, nf_format format, size_t handle,
-                                nf_error *err) {
+static nf_status convert_matrix(nf_conversion *c, const nf_tensor_spec *spec, const nf_source *s,
+                                size_t handle, nf_error *err) {
+    const nf_format format = nf_recipe_format(c->options->type, spec->role);
     const uint64_t tile_bytes = nf_matrix_tile_bytes(format, NF_TILE_ROWS, s->cols),
                    n_tiles = (s->rows + NF_TILE_ROWS - 1) / NF_TILE_ROWS;
     uint8_t *slab =
         nf_alloc((n_tiles < SLAB_TILES ? n_tiles : SLAB_TILES), tile_bytes, "a slab of tiles", err);
     if (!slab) return NF_ERR_MEMORY;
-    float *table;
+    float *table, *importance = NULL;
     nf_status status = build_table(s, format, &table, err);
+    if (!status) status = nf_conversion_weights(c, spec, 0, 0, &importance, err);
     for (uint64_t t = 0; t < n_tiles && !status; t += SLAB_TILES) {
         uint64_t n = n_tiles - t < SLAB_TILES ? n_tiles - t : SLAB_TILES, first = t * NF_TILE_ROWS;
         uint64_t rows = s->rows - first < n * NF_TILE_ROWS ? s->rows - first : n * NF_TILE_ROWS;
-        status = convert_slab(c, s, format, table, t, n, slab, err);
+        status = convert_slab(c, s, format, table, importance, t, n, slab, err);
         if (!status) status = nf_writer_write(c->writer, handle, t * tile_bytes, slab, n * tile_bytes, err);
         if (!status)
             status = nf_conversion_advance(c, rows * s->cols * nf_st_dtype_size(s->weight->dtype), err);
     }
     if (!status && table) status = write_table(c, s, format, table, handle, err);
+    free(importance);
     free(table);
     free(slab);
     return status;
@@ -275,5 +282,5 @@ nf_status nf_convert_spec(nf_conversion *c, const nf_tensor_spec *spec, size_t h
     nf_status status = nf_source_find(c, name, spec->shape, spec->n_dims, &source, err);
     if (status) return status;
     if (spec->role == NF_ROLE_VECTOR) return convert_vector(c, &source, handle, err);
-    return convert_matrix(c, &source, nf_recipe_format(c->options->type, spec->role), handle, err);
+    return convert_matrix(c, spec, &source, handle, err);
 }

@@ -36,7 +36,7 @@ static void print_note(void *user, const char *line) {
 }
 
 static int convert_main(int argc, char **argv) {
-    const char *type = "c4", *codebook = "linear", *scale = "f16", *positional[2];
+    const char *type = "c4", *codebook = "linear", *scale = "f16", *importance = NULL, *positional[2];
     double max_gb = 0;
     int64_t threads = 0;
     bool codebook_given = false, scale_given = false;
@@ -62,6 +62,12 @@ static int convert_main(int argc, char **argv) {
          .given = &scale_given,
          .help = "scales of c4: f16 (default), e8m0 (powers of two, as MXFP4) or e4m3\n(one for 16 "
                  "weights, as NVFP4)"},
+        {.name = "imatrix",
+         .kind = NF_OPT_TEXT,
+         .dst = &importance,
+         .value = "FILE",
+         .help = "importance statistics of ninfer-perplexity --record-imatrix: errors in\ncolumns with large "
+                 "inputs weigh more"},
         {.name = "max-file-gb",
          .kind = NF_OPT_REAL,
          .dst = &max_gb,
@@ -94,6 +100,7 @@ static int convert_main(int argc, char **argv) {
     nf_progress bar = {.out = stderr, .cancel = &interrupted};
     nf_convert_options o = {.max_part_bytes = (uint64_t)(max_gb * 1e9),
                             .n_threads = (int)threads,
+                            .importance = importance,
                             .progress = nf_progress_bar,
                             .progress_user = &bar,
                             .note = print_note};

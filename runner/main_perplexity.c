@@ -9,6 +9,7 @@
 #include "runner/npy.h"
 #include "runner/terminal.h"
 #include "runtime/ninfer.h"
+#include "runtime/recorder.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -20,7 +21,7 @@
 
 static struct {
     int64_t window, stride, max_windows, threads, prefill_chunk;
-    const char *token_nll;
+    const char *token_nll, *record_imatrix;
     bool json, verify;
 } args = {.window = 512, .stride = 512};
 
@@ -32,6 +33,8 @@ static const nf_opt options[] = {
      NULL},
     {"token-nll", 0, NF_OPT_TEXT, &args.token_nll, "FILE",
      "write each token's nats, f32 [windows, window - 1], as .npy", 0, 0, NULL},
+    {"record-imatrix", 0, NF_OPT_TEXT, &args.record_imatrix, "FILE",
+     "write importance statistics for ninfer-convert --imatrix", 0, 0, NULL},
     {"json", 0, NF_OPT_FLAG, &args.json, NULL, "print {\"tokens\":..,\"nll\":..,\"ppl\":..} and the windows",
      0, 0, NULL},
     {"prefill-chunk", 0, NF_OPT_INT, &args.prefill_chunk, "N", "tokens computed together (default 512)", 1,
@@ -130,6 +133,7 @@ static nf_status count_windows(const char *file, size_t n, uint64_t *out, nf_err
 static nf_status run(const char *model_path, const char *file, nf_npy *npy, nf_error *err) {
     nf_model *model = NULL;
     nf_session *session = NULL;
+    nf_recorder *recorder = NULL;
     nf_buf text = {0};
     int32_t *ids = NULL;
     size_t n_ids = 0;
@@ -145,6 +149,7 @@ static nf_status run(const char *model_path, const char *file, nf_npy *npy, nf_e
         nf_context(err, "--window");
     if (!status && !(s.nll = nf_alloc((size_t)args.window, sizeof *s.nll, "scores of a window", err)))
         status = NF_ERR_MEMORY;
+    if (!status && args.record_imatrix) status = nf_recorder_new(model, &recorder, err);
     if (!status) {
         nf_model_get_info(model, &info);
         s.n_vocab = info.vocab_size;
@@ -153,7 +158,9 @@ static nf_status run(const char *model_path, const char *file, nf_npy *npy, nf_e
         status = score_windows(session, ids, &s, npy, err);
         nf_interrupt_target(NULL);
     }
+    if (!status && recorder) status = nf_recorder_write(recorder, args.record_imatrix, err);
     if (!status) status = print_result(&s, err);
+    nf_recorder_free(recorder);
     free(s.nll);
     nf_free(ids);
     nf_buf_free(&text);

@@ -47,6 +47,8 @@ typedef struct nf_layer {
     nf_moe_weights moe;
 } nf_layer;
 
+struct nf_recorder;
+
 struct nf_model {
     char *path;
     nf_container *container;
@@ -65,7 +67,8 @@ struct nf_model {
                          1) */
     const nf_kernels *kernels;
     nf_team team;
-    pthread_mutex_t compute; /* sessions of one model compute one at a time: the team is one */
+    struct nf_recorder *recorder; /* NULL: nothing is recorded (recorder.h) */
+    pthread_mutex_t compute;      /* sessions of one model compute one at a time: the team is one */
 };
 
 /* Matrix `which` (0 gate, 1 up, 2 down) of one expert. */

@@ -3,7 +3,7 @@
  * expert. Work is handed out in whole units of outputs (a tile of 8 rows; for a gated product the 32
  * activations of a group), so that no value depends on who computes it.
  */
-#include "runtime/session_internal.h"
+#include "runtime/recorder_internal.h"
 
 #include <string.h>
 
@@ -173,6 +173,7 @@ void nf_run_products(nf_worker *worker, const nf_product *products, size_t n) {
     size_t units = 0;
     for (size_t i = 0; i < n; i++) units += units_of(&products[i]);
     if (!units) return;
+    if (model->recorder) nf_recorder_products(worker, model->recorder, products, n);
     nf_team_loop(worker, units, product_grain(products, n, units, worker->team->n_threads), product_body,
                  &loop);
 }
