@@ -1,6 +1,7 @@
-/* Files of importance statistics; see importance.h and docs/quantisation.md. Knows no models. */
+/* Importance statistics; see importance.h. File format: docs/quantisation.md. */
 #include "format/importance.h"
 
+#include "base/buf.h"
 #include "base/io.h"
 
 #include <math.h>
@@ -9,183 +10,174 @@
 #include <xxhash.h>
 
 #define MAGIC "NFIMPORT"
-#define VERSION 1
-#define HEAD_BYTES 64
-#define MAX_FILE_BYTES ((size_t)1 << 36)
-#define MATRIX_HEAD_BYTES 16
+#define VERSION 1u
+#define MAX_FILE_BYTES ((size_t)4 << 30)
+#define MAX_COLS (1u << 20)
+#define MAX_EXPERTS (1u << 16)
+#define MAX_ENTRIES (1u << 20)
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the arrays of an importance file are read where they are: this needs a little-endian machine"
-#endif
-
-static uint64_t up8(uint64_t n) {
-    return (n + 7) / 8 * 8;
+nf_status nf_importance_add(nf_importance *set, const char *name, uint64_t experts, uint64_t cols,
+                            nf_error *err) {
+    nf_importance_entry entry = {.experts = (uint32_t)experts, .cols = (uint32_t)cols};
+    const size_t length = strlen(name);
+    if (!length || length >= sizeof entry.name)
+        return nf_fail(err, NF_ERR_FORMAT, "the name of a matrix has 1 to %zu bytes, not %zu",
+                       sizeof entry.name - 1, length);
+    if (nf_importance_find(set, name)) return nf_fail(err, NF_ERR_FORMAT, "'%s' is listed twice", name);
+    if (!experts || experts > MAX_EXPERTS || !cols || cols > MAX_COLS)
+        return nf_fail(err, NF_ERR_LIMIT, "'%s': %llu experts of %llu columns are not supported", name,
+                       (unsigned long long)experts, (unsigned long long)cols);
+    memcpy(entry.name, name, length);
+    nf_status status = nf_grow((void **)&set->entries, &set->cap, set->n + 1, sizeof *set->entries, err);
+    if (status) return status;
+    entry.counts = nf_calloc((size_t)experts, sizeof *entry.counts, "importance counts", err);
+    entry.sums = nf_calloc((size_t)experts * (size_t)cols, sizeof *entry.sums, "importance sums", err);
+    if (!entry.counts || !entry.sums) {
+        free(entry.counts);
+        free(entry.sums);
+        return NF_ERR_MEMORY;
+    }
+    set->entries[set->n++] = entry;
+    return NF_OK;
 }
 
-static int compare_names(const void *a, const void *b) {
-    return strcmp(((const nf_importance_matrix *)a)->name, ((const nf_importance_matrix *)b)->name);
+const nf_importance_entry *nf_importance_find(const nf_importance *set, const char *name) {
+    for (size_t i = 0; i < set->n; i++)
+        if (!strcmp(set->entries[i].name, name)) return &set->entries[i];
+    return NULL;
+}
+
+void nf_importance_free(nf_importance *set) {
+    for (size_t i = 0; i < set->n; i++) {
+        free(set->entries[i].counts);
+        free(set->entries[i].sums);
+    }
+    free(set->entries);
+    *set = (nf_importance){0};
+}
+
+/* ---- writing ---- */
+
+static nf_status put_entry(const nf_importance_entry *e, nf_buf *out, nf_error *err) {
+    const size_t values = (size_t)e->experts * e->cols;
+    nf_status status = nf_buf_append(out, e->name, sizeof e->name, err);
+    if (!status) status = nf_buf_u32(out, e->experts, err);
+    if (!status) status = nf_buf_u32(out, e->cols, err);
+    for (size_t i = 0; i < e->experts && !status; i++) status = nf_buf_u64(out, e->counts[i], err);
+    for (size_t i = 0; i < values && !status; i++) {
+        uint32_t bits;
+        memcpy(&bits, &e->sums[i], sizeof bits);
+        status = nf_buf_u32(out, bits, err);
+    }
+    return status;
+}
+
+nf_status nf_importance_write(const nf_importance *set, const char *path, nf_error *err) {
+    nf_buf out = {0};
+    nf_status status = nf_buf_append(&out, MAGIC, 8, err);
+    if (!status) status = nf_buf_u32(&out, VERSION, err);
+    if (!status) status = nf_buf_u32(&out, (uint32_t)set->n, err);
+    for (size_t i = 0; i < set->n && !status; i++) status = put_entry(&set->entries[i], &out, err);
+    if (!status) status = nf_buf_u64(&out, XXH3_64bits(out.data, out.len), err);
+    if (!status) status = nf_write_file_atomic(path, out.data, out.len, err);
+    nf_buf_free(&out);
+    return status;
 }
 
 /* ---- reading ---- */
 
 typedef struct reader {
-    const char *path;
-    const uint8_t *bytes;
-    uint64_t at, end;
+    const unsigned char *at;
+    size_t left;
 } reader;
 
-static uint32_t get32(const uint8_t *p) {
-    uint32_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
+static uint64_t take(reader *r, int bytes) {
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++) value |= (uint64_t)r->at[i] << 8 * i;
+    r->at += bytes;
+    r->left -= (size_t)bytes;
+    return value;
 }
 
-static uint64_t get64(const uint8_t *p) {
-    uint64_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-/* The next n bytes; NULL beyond the end. n is padded to 8. */
-static const uint8_t *take(reader *r, uint64_t n) {
-    if (n > r->end - r->at || up8(n) > r->end - r->at) return NULL;
-    const uint8_t *p = r->bytes + r->at;
-    r->at += up8(n);
-    return p;
-}
-
-static nf_status damaged(const reader *r, const char *what, nf_error *err) {
-    return nf_fail(err, NF_ERR_FORMAT, "%s: not a good importance file: %s", r->path, what);
-}
-
-static nf_status check_head(reader *r, nf_importance *out, uint32_t *n, nf_error *err) {
-    const uint8_t *h = take(r, HEAD_BYTES);
-    if (!h || memcmp(h, MAGIC, 8) != 0) return damaged(r, "it does not begin with " MAGIC, err);
-    if (get32(h + 8) != VERSION)
-        return nf_fail(err, NF_ERR_UNSUPPORTED, "%s: importance file of version %u; this program reads %d",
-                       r->path, get32(h + 8), VERSION);
-    *n = get32(h + 12);
-    out->tokens = get64(h + 16);
-    if (get64(h + 24) != r->end) return damaged(r, "it is cut short, or longer than it says", err);
-    if (get64(h + 32) != XXH3_64bits(h + HEAD_BYTES, (size_t)(r->end - HEAD_BYTES)))
-        return damaged(r, "its checksum is wrong", err);
-    for (int i = 40; i < HEAD_BYTES; i++)
-        if (h[i]) return damaged(r, "the end of its head is not zero", err);
-    if (*n > (r->end - HEAD_BYTES) / MATRIX_HEAD_BYTES)
-        return damaged(r, "it cannot hold that many matrices", err);
-    return NF_OK;
-}
-
-static nf_status read_matrix(reader *r, char **names, nf_importance_matrix *m, nf_error *err) {
-    const uint8_t *h = take(r, MATRIX_HEAD_BYTES);
-    if (!h) return damaged(r, "a matrix is cut short", err);
-    const uint32_t length = get32(h);
-    m->experts = get32(h + 4);
-    m->cols = get64(h + 8);
-    const uint8_t *name = length && length <= NF_IMPORTANCE_NAME_MAX ? take(r, length) : NULL;
-    if (!name || memchr(name, 0, length)) return damaged(r, "a matrix has no proper name", err);
-    memcpy(*names, name, length);
-    (*names)[length] = '\0';
-    m->name = *names;
-    *names += length + 1;
-    uint64_t n;
-    const uint8_t *counts = take(r, (uint64_t)m->experts * 8);
-    if (!m->experts || !m->cols || !counts || __builtin_mul_overflow(m->cols, m->experts, &n) ||
-        n > (r->end - r->at) / sizeof(float))
-        return nf_fail(err, NF_ERR_FORMAT, "%s: not a good importance file: '%s' does not fit in it", r->path,
-                       m->name);
-    const uint8_t *sums = take(r, n * sizeof(float));
-    if (!sums) return damaged(r, "a matrix is cut short", err);
-    m->counts = (const uint64_t *)(const void *)counts;
-    m->sums = (const float *)(const void *)sums;
-    for (uint64_t i = 0; i < n; i++)
-        if (!(m->sums[i] >= 0.0f) || !isfinite(m->sums[i]))
-            return nf_fail(err, NF_ERR_FORMAT, "%s: not a good importance file: a sum of '%s' is %g", r->path,
-                           m->name, (double)m->sums[i]);
-    return NF_OK;
-}
-
-static nf_status read_all(reader *r, nf_importance *out, nf_error *err) {
-    uint32_t n;
-    nf_status status = check_head(r, out, &n, err);
+static nf_status take_entry(reader *r, nf_importance *out, nf_error *err) {
+    char name[sizeof out->entries->name];
+    if (r->left < sizeof name + 8) return nf_fail(err, NF_ERR_FORMAT, "the list of matrices is cut off");
+    memcpy(name, r->at, sizeof name);
+    r->at += sizeof name;
+    r->left -= sizeof name;
+    if (name[sizeof name - 1]) return nf_fail(err, NF_ERR_FORMAT, "a name has no end");
+    for (const char *c = name; *c; c++) /* names are shown in messages */
+        if (*c < 0x21 || *c > 0x7e) return nf_fail(err, NF_ERR_FORMAT, "a name is not plain text");
+    const uint64_t experts = take(r, 4), cols = take(r, 4);
+    /* Both are below 2^32: no overflow. Memory follows only when the bytes are there. */
+    if (r->left / 8 < experts || (r->left - 8 * experts) / 4 < experts * cols)
+        return nf_fail(err, NF_ERR_FORMAT, "'%s' is cut off", name);
+    nf_status status = nf_importance_add(out, name, experts, cols, err);
     if (status) return status;
-    out->matrices = nf_calloc(n, sizeof *out->matrices, "importance statistics", err);
-    out->names = nf_alloc(n, NF_IMPORTANCE_NAME_MAX + 1, "names of importance statistics", err);
-    if (!out->matrices || !out->names) return NF_ERR_MEMORY;
-    char *names = out->names;
-    for (; out->n < n; out->n++) {
-        status = read_matrix(r, &names, &out->matrices[out->n], err);
-        if (status) return status;
-        if (out->n && compare_names(&out->matrices[out->n - 1], &out->matrices[out->n]) >= 0)
-            return damaged(r, "its matrices are not in the order of their names", err);
+    nf_importance_entry *e = &out->entries[out->n - 1];
+    for (size_t i = 0; i < experts; i++) e->counts[i] = take(r, 8);
+    for (size_t i = 0; i < experts * cols; i++) {
+        const uint32_t bits = (uint32_t)take(r, 4);
+        memcpy(&e->sums[i], &bits, sizeof bits);
+        if (!isfinite(e->sums[i]) || e->sums[i] < 0.0f)
+            return nf_fail(err, NF_ERR_FORMAT, "'%s': the sum of column %zu is not a number from 0 on", name,
+                           i % cols);
     }
-    return r->at == r->end ? NF_OK : damaged(r, "something follows the last matrix", err);
+    return NF_OK;
 }
 
-nf_status nf_importance_load(const char *path, nf_importance *out, nf_error *err) {
+static nf_status parse(const nf_buf *file, nf_importance *out, nf_error *err) {
+    reader r = {(const unsigned char *)file->data, file->len};
+    if (r.left < 24 || memcmp(r.at, MAGIC, 8) != 0)
+        return nf_fail(err, NF_ERR_FORMAT, "not a file of importance statistics");
+    r.at += 8;
+    r.left -= 8;
+    const uint64_t version = take(&r, 4), n = take(&r, 4);
+    if (version != VERSION)
+        return nf_fail(err, NF_ERR_UNSUPPORTED, "version %llu of the format; this program reads version %u",
+                       (unsigned long long)version, VERSION);
+    reader end = {(const unsigned char *)file->data + file->len - 8, 8};
+    if (take(&end, 8) != XXH3_64bits(file->data, file->len - 8))
+        return nf_fail(err, NF_ERR_FORMAT, "the checksum is wrong: the file is damaged");
+    r.left -= 8;
+    if (n > MAX_ENTRIES) return nf_fail(err, NF_ERR_LIMIT, "too many matrices");
+    for (uint64_t i = 0; i < n; i++) {
+        nf_status status = take_entry(&r, out, err);
+        if (status) return status;
+    }
+    return r.left ? nf_fail(err, NF_ERR_FORMAT, "%zu bytes follow the last matrix", r.left) : NF_OK;
+}
+
+nf_status nf_importance_read(const char *path, nf_importance *out, nf_error *err) {
+    nf_buf file = {0};
     *out = (nf_importance){0};
-    nf_status status = nf_read_file(path, MAX_FILE_BYTES, &out->bytes, err);
-    reader r = {path, (const uint8_t *)out->bytes.data, 0, out->bytes.len};
-    if (!status) status = read_all(&r, out, err);
-    if (status) nf_importance_free(out);
-    return status;
-}
-
-void nf_importance_free(nf_importance *importance) {
-    free(importance->matrices);
-    free(importance->names);
-    nf_buf_free(&importance->bytes);
-    *importance = (nf_importance){0};
-}
-
-const nf_importance_matrix *nf_importance_find(const nf_importance *importance, const char *name) {
-    const nf_importance_matrix key = {.name = name};
-    if (!importance->n) return NULL;
-    return bsearch(&key, importance->matrices, importance->n, sizeof key, compare_names);
-}
-
-/* ---- writing ---- */
-
-static nf_status pad8(nf_buf *buf, nf_error *err) {
-    static const char zeros[8];
-    return nf_buf_append(buf, zeros, up8(buf->len) - buf->len, err);
-}
-
-static nf_status put_matrix(nf_buf *buf, const nf_importance_matrix *m, nf_error *err) {
-    const size_t length = strlen(m->name), n = (size_t)(m->experts * m->cols);
-    if (!length || length > NF_IMPORTANCE_NAME_MAX)
-        return nf_fail(err, NF_ERR_ARGUMENT, "a matrix name of %zu bytes; 1 to %d are allowed", length,
-                       NF_IMPORTANCE_NAME_MAX);
-    for (size_t i = 0; i < n; i++)
-        if (!(m->sums[i] >= 0.0f) || !isfinite(m->sums[i]))
-            return nf_fail(err, NF_ERR_NUMERIC, "the sum of squares of '%s', column %zu, is %g", m->name,
-                           i % (size_t)m->cols, (double)m->sums[i]);
-    nf_status status = nf_buf_u32(buf, (uint32_t)length, err);
-    if (!status) status = nf_buf_u32(buf, m->experts, err);
-    if (!status) status = nf_buf_u64(buf, m->cols, err);
-    if (!status) status = nf_buf_append(buf, m->name, length, err);
-    if (!status) status = pad8(buf, err);
-    if (!status) status = nf_buf_append(buf, m->counts, m->experts * sizeof *m->counts, err);
-    if (!status) status = nf_buf_append(buf, m->sums, n * sizeof *m->sums, err);
-    return status ? status : pad8(buf, err);
-}
-
-nf_status nf_importance_save(const char *path, uint64_t tokens, nf_importance_matrix *matrices, size_t n,
-                             nf_error *err) {
-    if (n) qsort(matrices, n, sizeof *matrices, compare_names);
-    nf_buf body = {0}, file = {0};
-    nf_status status = NF_OK;
-    for (size_t i = 0; i < n && !status; i++) status = put_matrix(&body, &matrices[i], err);
-    if (!status) status = nf_buf_append(&file, MAGIC, 8, err);
-    if (!status) status = nf_buf_u32(&file, VERSION, err);
-    if (!status) status = nf_buf_u32(&file, (uint32_t)n, err);
-    if (!status) status = nf_buf_u64(&file, tokens, err);
-    if (!status) status = nf_buf_u64(&file, HEAD_BYTES + body.len, err);
-    if (!status) status = nf_buf_u64(&file, XXH3_64bits(body.len ? body.data : "", body.len), err);
-    while (!status && file.len < HEAD_BYTES) status = nf_buf_byte(&file, 0, err);
-    if (!status) status = nf_buf_append(&file, body.data, body.len, err);
-    nf_buf_free(&body);
-    if (!status) status = nf_write_file_atomic(path, file.data, file.len, err);
+    nf_status status = nf_read_file(path, MAX_FILE_BYTES, &file, err);
+    if (!status && (status = parse(&file, out, err))) {
+        nf_context(err, "%s", path);
+        nf_importance_free(out);
+    }
     nf_buf_free(&file);
     return status;
+}
+
+/* ---- weights ---- */
+
+void nf_importance_weights(const nf_importance_entry *entry, size_t expert, float *out) {
+    const size_t cols = entry->cols;
+    double rows = 0, total = 0;
+    for (size_t e = 0; e < entry->experts; e++) rows += (double)entry->counts[e];
+    for (size_t c = 0; c < cols; c++) {
+        double all = 0;
+        for (size_t e = 0; e < entry->experts; e++) all += (double)entry->sums[e * cols + c];
+        const double mean = rows > 0 ? all / rows : 0, own = (double)entry->sums[expert * cols + c],
+                     seen = (double)entry->counts[expert];
+        const double blend = (own + NF_IMPORTANCE_PRIOR * mean) / (seen + NF_IMPORTANCE_PRIOR);
+        out[c] = (float)blend;
+        total += (double)out[c];
+    }
+    const double scale = total / (double)cols;
+    for (size_t c = 0; c < cols; c++) {
+        const double w = scale > 0 && isfinite(scale) ? (double)out[c] / scale : 1.0;
+        out[c] = (float)(w > NF_IMPORTANCE_FLOOR ? w : NF_IMPORTANCE_FLOOR);
+    }
 }
