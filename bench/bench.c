@@ -83,7 +83,8 @@ double nf_bench_read_gb_s(nf_team *team, const nf_bench_memory *memory) {
     reading r = {.memory = memory};
     double start = nf_now();
     nf_team_run(team, read_all, &r);
-    return (double)(memory->n / READ_PIECE * READ_PIECE) / (nf_now() - start) / 1e9;
+    const size_t whole = memory->n / READ_PIECE * READ_PIECE;
+    return (double)whole / (nf_now() - start) / 1e9;
 }
 
 /* ---- the report ---- */

@@ -88,7 +88,7 @@ typedef struct nf_kernels {
     const char *name;
 
     /* Quantises one row x [kp] to q [kp], scale [kp/32], sum [kp/32]. Returns false when x holds a NaN or
-     * infinity (the outputs are then unspecified). */
+     * infinity: q and sum are then 0, so that products with them stay in range, and scale is unspecified. */
     bool (*quantise_row)(const float *x, size_t kp, int8_t *q, float *scale, int32_t *sum);
 
     /* Tiles first .. first + count - 1 for n input rows: out [n, 8 count], out[8 count j + 8 t + i] =

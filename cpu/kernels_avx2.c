@@ -12,12 +12,15 @@
 #include "cpu/float_tiles.h"
 #include "cpu/int_tiles.h"
 
+#include <string.h>
+
 bool nf_quantise_row_avx2(const float *x, size_t kp, int8_t *q, float *scale, int32_t *sum) {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256 infinity = _mm256_set1_ps(INFINITY);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256 bad = _mm256_setzero_ps();
-    for (size_t g = 0; g < kp / NF_GROUP; g++, x += NF_GROUP, q += NF_GROUP) {
+    const size_t groups = kp / NF_GROUP;
+    for (size_t g = 0; g < groups; g++, x += NF_GROUP, q += NF_GROUP) {
         __m256 v[4], m = _mm256_setzero_ps();
         for (int i = 0; i < 4; i++) {
             v[i] = _mm256_loadu_ps(x + 8 * i);
@@ -45,7 +48,10 @@ bool nf_quantise_row_avx2(const float *x, size_t kp, int8_t *q, float *scale, in
         __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
         _mm256_storeu_si256((__m256i *)q, _mm256_permutevar8x32_epi32(packed, order));
     }
-    return _mm256_movemask_ps(bad) == 0;
+    if (!_mm256_movemask_ps(bad)) return true;
+    memset(q - kp, 0, kp);
+    memset(sum, 0, groups * sizeof *sum);
+    return false;
 }
 
 static void tiles(const nf_weights *w, size_t first, size_t count, const nf_rows *in, const uint32_t *index,

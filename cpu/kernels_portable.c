@@ -8,13 +8,16 @@
 #include "cpu/float_tiles.h"
 
 static bool quantise_row(const float *x, size_t kp, int8_t *q, float *scale, int32_t *sum) {
-    for (size_t g = 0; g < kp / NF_GROUP; g++, x += NF_GROUP, q += NF_GROUP) {
-        float absmax = 0.0f;
-        for (size_t i = 0; i < NF_GROUP; i++) {
-            float a = fabsf(x[i]);
-            if (!(a <= 0x1.fffffep127f)) return false;
-            absmax = a > absmax ? a : absmax;
+    const size_t groups = kp / NF_GROUP;
+    for (size_t i = 0; i < kp; i++)
+        if (!isfinite(x[i])) {
+            memset(q, 0, kp);
+            memset(sum, 0, groups * sizeof *sum);
+            return false;
         }
+    for (size_t g = 0; g < groups; g++, x += NF_GROUP, q += NF_GROUP) {
+        float absmax = 0.0f;
+        for (size_t i = 0; i < NF_GROUP; i++) absmax = fabsf(x[i]) > absmax ? fabsf(x[i]) : absmax;
         int32_t total = 0;
         if (absmax < 0x1p-100f) {
             memset(q, 0, NF_GROUP);

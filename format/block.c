@@ -48,7 +48,8 @@ static void put_planes(const uint8_t *code, size_t bits, size_t row, uint8_t *pl
 
 static void get_planes(const uint8_t *planes, size_t bits, size_t row, uint8_t *code) {
     for (size_t c = 0; c < NF_GROUP; c++) {
-        const unsigned high = planes[plane_byte(bits, row, c)] >> plane_bit(bits, c) & ((1u << bits) - 1);
+        const unsigned byte = planes[plane_byte(bits, row, c)];
+        const unsigned high = (byte >> plane_bit(bits, c)) & ((1u << bits) - 1);
         code[c] = (uint8_t)(code[c] | high << 4);
     }
 }
