@@ -156,9 +156,11 @@ static nf_status prepare(bench *b, nf_error *err) {
     nf_topology topology;
     nf_status status = nf_kernels_get(&b->t.kernels, err);
     if (!status) status = nf_topology_get(&topology, err);
-    if (!status) status = nf_bench_memory_new((size_t)b->o->mib << 20, &b->memory, err);
     if (status) return status;
-    nf_team_init(&b->team, b->o->threads ? (int)b->o->threads : topology.n_cores);
+    nf_team_init(&b->team, b->o->threads ? (int)b->o->threads : nf_topology_default_threads(&topology));
+    nf_topology_free(&topology);
+    status = nf_bench_memory_new((size_t)b->o->mib << 20, &b->memory, err);
+    if (status) return status;
     b->t.out = nf_calloc_aligned(64, (size_t)b->team.n_threads * MAX_ROWS * NF_TILE_ROWS, sizeof(float),
                                  "results", err);
     /* Of f8: an entry for 128 x 128 bytes, rounded up along both sides. */
@@ -219,7 +221,7 @@ int nf_bench_kernels(int argc, char **argv) {
                                .value = "N",
                                .min = 1,
                                .max = 1024,
-                               .help = "threads (default: one a core)"},
+                               .help = "threads (default: one per core that the process may use)"},
                               {.name = "runs",
                                .kind = NF_OPT_INT,
                                .dst = &o.runs,

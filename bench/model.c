@@ -172,7 +172,7 @@ int nf_bench_model(int argc, char **argv) {
          .value = "N",
          .min = 1,
          .max = 1024,
-         .help = "threads (default: one a core)"},
+         .help = "threads (default: one per core that the process may use)"},
         {.name = "runs",
          .kind = NF_OPT_INT,
          .dst = &o.runs,

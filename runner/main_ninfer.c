@@ -57,7 +57,8 @@ static const nf_opt options[] = {
      "tokens of prompt and answer (default: the model's limit)", 1, INT32_MAX, NULL},
     {"prefill-chunk", 0, NF_OPT_INT, &args.prefill_chunk, "N",
      "prompt tokens computed together (default 512)", 1, 65536, NULL},
-    {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per physical core)", 1, 1024, NULL},
+    {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per core that the process may use)",
+     1, 1024, NULL},
     {"verify", 0, NF_OPT_FLAG, &args.verify, NULL, "check every checksum of the model before using it", 0, 0,
      NULL},
     {0}};

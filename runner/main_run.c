@@ -48,7 +48,8 @@ static const nf_opt options[] = {
     NF_SAMPLING_OPTIONS(args.sampling, "the model's"),
     {"seed", 0, NF_OPT_INT, &args.sampling.seed, "N",
      "of sampling (default 0; random in a chat on a terminal)", 0, 9e18, &args.sampling.has_seed},
-    {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per physical core)", 1, 1024, NULL},
+    {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per core that the process may use)",
+     1, 1024, NULL},
     {0}};
 
 static const nf_args_spec spec = {

@@ -62,11 +62,15 @@ static nf_status print_container(const char *path, const nf_plan_options *o, FIL
 /* Sizes of a session need only the description and the number of threads: a model without weights will do. */
 static nf_status measure_session(const nf_model_desc *desc, int n_threads, session_bytes *out,
                                  nf_error *err) {
-    nf_topology topology = {.n_cores = n_threads};
-    nf_status status = n_threads ? NF_OK : nf_topology_get(&topology, err);
-    if (status) return status;
+    if (!n_threads) {
+        nf_topology topology;
+        nf_status status = nf_topology_get(&topology, err);
+        if (status) return status;
+        n_threads = nf_topology_default_threads(&topology);
+        nf_topology_free(&topology);
+    }
     nf_model shape = {.desc = *desc};
-    nf_team_init(&shape.team, topology.n_cores);
+    nf_team_init(&shape.team, n_threads);
     nf_session_sizes(&shape, NF_DEFAULT_PREFILL_CHUNK, &out->kv_per_token, &out->state, &out->workspace);
     return NF_OK;
 }

@@ -110,7 +110,8 @@ static nf_status choose_threads(nf_model *model, int wanted, nf_error *err) {
     if (!wanted) {
         nf_topology topology;
         if ((status = nf_topology_get(&topology, err))) return status;
-        wanted = topology.n_cores;
+        wanted = nf_topology_default_threads(&topology);
+        nf_topology_free(&topology);
     }
     nf_team_init(&model->team, wanted);
     return NF_OK;

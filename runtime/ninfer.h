@@ -48,7 +48,8 @@ NF_API void nf_free(void *p);
 /* ---- models ---- */
 
 typedef struct nf_model_options {
-    int n_threads;           /* 0: one per physical core this process may use */
+    int n_threads;           /* 0: one per physical core this process may use, within its
+                              quota of processor time */
     bool verify;             /* check every tensor's checksum before the first use */
     nf_progress_fn progress; /* may be NULL; called during verification */
     void *progress_user;
