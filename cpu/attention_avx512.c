@@ -2,7 +2,8 @@
 #ifdef __AVX512VNNI__
 
 #define NF_VEC8_AVX2
-#define NF_VEC16_AVX512 #define NF_ATTENTION_AT_ONCE 8
+#define NF_VEC16_AVX512
+#define NF_ATTENTION_AT_ONCE 8
 #include "cpu/attention_kernels.h"
 
 bool nf_attention_block_avx512(const nf_attention_rows *rows, const float *kv) {

@@ -12,6 +12,10 @@
 #include "cpu/kernels_internal.h"
 #include "cpu/vec16.h"
 
+#ifndef NF_ATTENTION_AT_ONCE
+#error "NF_ATTENTION_AT_ONCE: how many query rows the level takes at once (1, 4 or 8)"
+#endif
+
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 /* scores[r][key] of R rows (q: [dim][R]) and two vectors of 16 keys. */
