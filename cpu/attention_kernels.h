@@ -1,6 +1,6 @@
 /*
- * Attention of up to 8 query rows against a block of up to 256 keys (contract B): included by one file for
- * each instruction-set level (and by nothing else), after vec16.h.
+ * Attention of up to 8 query rows against a block of up to 256 keys (contract B): included by the file of
+ * each instruction-set level (and by nothing else).
  *
  * Neither product sums across lanes: scores have a key in each lane (K is stored with 16 keys side by side),
  * the output has a column in each lane. K and V are read once for NF_ATTENTION_AT_ONCE rows whose sums stay
@@ -9,7 +9,7 @@
 #ifndef NF_CPU_ATTENTION_KERNELS_H
 #define NF_CPU_ATTENTION_KERNELS_H
 
-#include "cpu/kernels_internal.h"
+#include "cpu/kernels.h"
 #include "cpu/vec16.h"
 
 #ifndef NF_ATTENTION_AT_ONCE
@@ -115,6 +115,11 @@ static void join_columns(bool first, join j, const float *block, float *acc, siz
         for (size_t i = 0; i < n; i++) acc[i] = fmaf(j.fresh, block[i], acc[i] * j.old);
 }
 
+static void k_attention_join(bool first, const nf_attention_part *part, const float *block, size_t dim,
+                             nf_attention_part *total, float *acc) {
+    join_columns(first, join_part(first, part, total), block, acc, dim);
+}
+
 static ALWAYS_INLINE bool block_rows(int R, const nf_attention_rows *rows, size_t at, const float *kv) {
     const size_t dim = rows->dim, *keys = rows->keys + at;
     const float *v = kv + NF_ATTENTION_BLOCK * dim;
@@ -145,7 +150,7 @@ static ALWAYS_INLINE bool block_rows(int R, const nf_attention_rows *rows, size_
     return finite;
 }
 
-static bool attention_block(const nf_attention_rows *rows, const float *kv) {
+static bool k_attention_block(const nf_attention_rows *rows, const float *kv) {
     bool finite = true;
     size_t r = 0;
 #if NF_ATTENTION_AT_ONCE >= 8
@@ -158,5 +163,8 @@ static bool attention_block(const nf_attention_rows *rows, const float *kv) {
     for (; r < rows->n; r++) finite &= block_rows(1, rows, r, kv);
     return finite;
 }
+
+/* The members of nf_kernels that this file provides. */
+#define NF_ATTENTION_KERNELS .attention_block = k_attention_block, .attention_join = k_attention_join
 
 #endif

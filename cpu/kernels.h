@@ -121,10 +121,14 @@ typedef struct nf_kernels {
 
     /* One block of keys of one KV head (nf_kv_store) against the rows; false when a score is NaN or infinite:
      * s_j = (q . k_j) * scale (fma, column after column); max = max s; p_j = exp(s_j - max); sum = sum p (16
-     * lanes, tree); block = sum p_j v_j (fma, key after key). With `first` that is the row's part and acc;
-     * otherwise it joins them: M = max(max', max), a = exp(max' - M), b = exp(max - M), sum' = fma(sum', a,
-     * sum * b), acc = fma(b, block, acc * a). */
+     * lanes, tree); block = sum p_j v_j (fma, key after key). Each row's part and acc then take it in as
+     * attention_join says. */
     bool (*attention_block)(const nf_attention_rows *rows, const float *kv);
+    /* Takes the next block of keys, its part and `block` [dim], into a row's total and acc [dim]. With
+     * `first` they are copied; otherwise M = max(total's max, part's max), a = exp(total's max - M), b =
+     * exp(part's max - M), sum = fma(total's sum, a, part's sum * b), acc = fma(b, block, acc * a). */
+    void (*attention_join)(bool first, const nf_attention_part *part, const float *block, size_t dim,
+                           nf_attention_part *total, float *acc);
 
     /* Gated delta rule over `n_tokens` tokens for a block of n_cols (1..32) columns of the state of one head:
      *   S *= decay_t; u = (v_t - S^T k_t) * beta_t; S += k_t u^T; o_t = S^T q_t       (token by token)

@@ -7,7 +7,9 @@
 #ifdef __AVX2__
 
 #define NF_VEC8_AVX2
+#define NF_ATTENTION_AT_ONCE 4
 #define NF_TILES_AHEAD 6144
+#include "cpu/attention_kernels.h"
 #include "cpu/float_kernels.h"
 #include "cpu/float_tiles.h"
 #include "cpu/int_tiles.h"
@@ -71,8 +73,8 @@ const nf_kernels nf_kernels_avx2 = {
     .name = "avx2",
     .quantise_row = nf_quantise_row_avx2,
     .tiles = tiles,
-    .attention_block = nf_attention_block_avx2,
     NF_FLOAT_KERNELS,
+    NF_ATTENTION_KERNELS,
 };
 
 #else

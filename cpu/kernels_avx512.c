@@ -9,8 +9,11 @@
 #ifdef __AVX512VNNI__
 
 #define NF_VEC8_AVX2
+#define NF_VEC16_AVX512
+#define NF_ATTENTION_AT_ONCE 8
 #define NF_TILES_VNNI
 #define NF_TILES_AHEAD 6144
+#include "cpu/attention_kernels.h"
 #include "cpu/float_kernels.h"
 #include "cpu/float_tiles.h"
 #include "cpu/int_tiles.h"
@@ -39,8 +42,8 @@ const nf_kernels nf_kernels_avx512 = {
     .name = "avx512",
     .quantise_row = nf_quantise_row_avx2,
     .tiles = nf_tiles_avx512,
-    .attention_block = nf_attention_block_avx512,
     NF_FLOAT_KERNELS,
+    NF_ATTENTION_KERNELS,
 };
 
 /* AMX multiplies integers faster where there are many rows; the rest is the same. */
@@ -48,8 +51,8 @@ const nf_kernels nf_kernels_amx = {
     .name = "amx",
     .quantise_row = nf_quantise_row_avx2,
     .tiles = nf_tiles_amx,
-    .attention_block = nf_attention_block_avx512,
     NF_FLOAT_KERNELS,
+    NF_ATTENTION_KERNELS,
 };
 
 #else

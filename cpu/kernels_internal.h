@@ -5,12 +5,6 @@
 #include "cpu/kernels.h"
 
 extern const nf_kernels nf_kernels_portable;
-
-/* nf_kernels.attention_block of the levels. */
-bool nf_attention_block_portable(const nf_attention_rows *rows, const float *kv);
-bool nf_attention_block_avx2(const nf_attention_rows *rows, const float *kv);
-bool nf_attention_block_avx512(const nf_attention_rows *rows, const float *kv);
-
 #if defined(__x86_64__)
 extern const nf_kernels nf_kernels_avx2;
 extern const nf_kernels nf_kernels_avx512;

@@ -4,6 +4,8 @@
  */
 #include "cpu/kernels_internal.h"
 
+#define NF_ATTENTION_AT_ONCE 1
+#include "cpu/attention_kernels.h"
 #include "cpu/float_kernels.h"
 #include "cpu/float_tiles.h"
 
@@ -122,6 +124,6 @@ const nf_kernels nf_kernels_portable = {
     .name = "portable",
     .quantise_row = quantise_row,
     .tiles = tiles,
-    .attention_block = nf_attention_block_portable,
     NF_FLOAT_KERNELS,
+    NF_ATTENTION_KERNELS,
 };

@@ -36,30 +36,18 @@ static inline vec16 v16_fma(vec16 a, vec16 b, vec16 c) {
 static inline vec16 v16_max(vec16 a, vec16 b) {
     return _mm512_max_ps(a, b);
 }
-/* Loads n (0..16) floats, the other lanes are `fill`. */
-static inline vec16 v16_load_n(const float *p, size_t n, float fill) {
-    return _mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), p);
+static inline vec16 v16_min(vec16 a, vec16 b) {
+    return _mm512_min_ps(a, b);
 }
-static inline void v16_store_n(float *p, size_t n, vec16 a) {
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
+static inline vec16 v16_round(vec16 a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-/* v8_exp of sixteen lanes. */
-static inline vec16 v16_exp(vec16 x) {
-    x = _mm512_min_ps(v16_max(x, v16_set(-87.0f)), v16_set(88.0f));
-    vec16 n = _mm512_roundscale_ps(v16_mul(x, v16_set(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-    vec16 r = v16_fma(n, v16_set(-0.693359375f), x);
-    r = v16_fma(n, v16_set(2.12194440e-4f), r);
-    vec16 p = v16_set(1.98412698e-4f);
-    p = v16_fma(p, r, v16_set(1.38888889e-3f));
-    p = v16_fma(p, r, v16_set(8.33333333e-3f));
-    p = v16_fma(p, r, v16_set(4.16666667e-2f));
-    p = v16_fma(p, r, v16_set(1.66666667e-1f));
-    p = v16_fma(p, r, v16_set(0.5f));
-    p = v16_fma(p, r, v16_set(1.0f));
-    p = v16_fma(p, r, v16_set(1.0f));
-    __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-    return v16_mul(p, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
+/* 2^n for whole n in -126..127. */
+static inline vec16 v16_exp2_int(vec16 n) {
+    const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
 }
+NF_VEC_EXP(vec16, v16)
 
 #else
 
@@ -91,17 +79,6 @@ static inline vec16 v16_fma(vec16 a, vec16 b, vec16 c) {
 }
 static inline vec16 v16_max(vec16 a, vec16 b) {
     return (vec16){v8_max(a.lo, b.lo), v8_max(a.hi, b.hi)};
-}
-/* Loads n (0..16) floats, the other lanes are `fill`. */
-static inline vec16 v16_load_n(const float *p, size_t n, float fill) {
-    float t[16];
-    for (size_t i = 0; i < 16; i++) t[i] = i < n ? p[i] : fill;
-    return v16_load(t);
-}
-static inline void v16_store_n(float *p, size_t n, vec16 a) {
-    float t[16];
-    v16_store(t, a);
-    for (size_t i = 0; i < n && i < 16; i++) p[i] = t[i];
 }
 static inline vec16 v16_exp(vec16 x) {
     return (vec16){v8_exp(x.lo), v8_exp(x.hi)};

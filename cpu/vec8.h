@@ -184,21 +184,23 @@ static inline float v8_max_lane(vec8 a) {
  * [-87, 88]: the result is always a normal number; a NaN becomes exp(-87) (min/max drop it), the callers
  * check their inputs for NaN.
  */
-static inline vec8 v8_exp(vec8 x) {
-    x = v8_min(v8_max(x, v8_set(-87.0f)), v8_set(88.0f));
-    vec8 n = v8_round(v8_mul(x, v8_set(1.44269504f)));
-    vec8 r = v8_fma(n, v8_set(-0.693359375f), x);
-    r = v8_fma(n, v8_set(2.12194440e-4f), r);
-    vec8 p = v8_set(1.98412698e-4f);
-    p = v8_fma(p, r, v8_set(1.38888889e-3f));
-    p = v8_fma(p, r, v8_set(8.33333333e-3f));
-    p = v8_fma(p, r, v8_set(4.16666667e-2f));
-    p = v8_fma(p, r, v8_set(1.66666667e-1f));
-    p = v8_fma(p, r, v8_set(0.5f));
-    p = v8_fma(p, r, v8_set(1.0f));
-    p = v8_fma(p, r, v8_set(1.0f));
-    return v8_mul(p, v8_exp2_int(n));
-}
+#define NF_VEC_EXP(vec, v)                                                                                   \
+    static inline vec v##_exp(vec x) {                                                                       \
+        x = v##_min(v##_max(x, v##_set(-87.0f)), v##_set(88.0f));                                            \
+        vec n = v##_round(v##_mul(x, v##_set(1.44269504f)));                                                 \
+        vec r = v##_fma(n, v##_set(-0.693359375f), x);                                                       \
+        r = v##_fma(n, v##_set(2.12194440e-4f), r);                                                          \
+        vec p = v##_set(1.98412698e-4f);                                                                     \
+        p = v##_fma(p, r, v##_set(1.38888889e-3f));                                                          \
+        p = v##_fma(p, r, v##_set(8.33333333e-3f));                                                          \
+        p = v##_fma(p, r, v##_set(4.16666667e-2f));                                                          \
+        p = v##_fma(p, r, v##_set(1.66666667e-1f));                                                          \
+        p = v##_fma(p, r, v##_set(0.5f));                                                                    \
+        p = v##_fma(p, r, v##_set(1.0f));                                                                    \
+        p = v##_fma(p, r, v##_set(1.0f));                                                                    \
+        return v##_mul(p, v##_exp2_int(n));                                                                  \
+    }
+NF_VEC_EXP(vec8, v8)
 
 /* 1 / (1 + e^-x) */
 static inline vec8 v8_sigmoid(vec8 x) {

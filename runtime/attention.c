@@ -168,32 +168,18 @@ static void split_body(void *user, size_t begin, size_t end, int thread) {
     }
 }
 
-/* Items: query heads. The arithmetic of nf_kernels.attention_block's join. */
+/* Items: query heads. */
 static void join_body(void *user, size_t begin, size_t end, int thread) {
     (void)thread;
     const split_step *step = user;
     nf_session *s = step->s;
     const nf_model_desc *d = &s->model->desc;
-    const nf_kernels *kernels = s->model->kernels;
     const size_t dim = d->head_dim, heads = d->n_heads;
     for (size_t head = begin; head < end; head++) {
-        nf_attention_part *total = s->attention_parts + head;
-        float *acc = s->attended.x + head * dim;
-        for (size_t at = 0; at < step->n_blocks; at++) {
-            const nf_attention_part part = s->split_parts[at * heads + head];
-            const float *block = s->split_accs + (at * heads + head) * dim;
-            if (step->first_block + at == 0) {
-                *total = part;
-                memcpy(acc, block, dim * sizeof *acc);
-                continue;
-            }
-            const float max = part.max > total->max ? part.max : total->max,
-                        old = kernels->exp(total->max - max), fresh = kernels->exp(part.max - max);
-            total->sum = fmaf(total->sum, old, part.sum * fresh);
-            total->max = max;
-            kernels->scale_rows(acc, old, NULL, acc, dim);
-            kernels->axpy(fresh, block, acc, dim);
-        }
+        for (size_t at = 0; at < step->n_blocks; at++)
+            s->model->kernels->attention_join(step->first_block + at == 0, &s->split_parts[at * heads + head],
+                                              s->split_accs + (at * heads + head) * dim, dim,
+                                              s->attention_parts + head, s->attended.x + head * dim);
         if ((step->first_block + step->n_blocks) * NF_ATTENTION_BLOCK > s->first) finish_row(s, 0, head);
     }
 }
