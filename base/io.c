@@ -86,16 +86,36 @@ nf_status nf_fsync_parent(const char *path, nf_error *err) {
     return status;
 }
 
+/* Opens the file that will be renamed to path; *temp has its name, empty after an error. */
+static nf_status open_temp(const char *path, nf_buf *temp, int *fd, nf_error *err) {
+    nf_status status = nf_buf_printf(temp, err, "%s.tmp-%ld", path, (long)getpid());
+    if (status) return status;
+    *fd = open(temp->data, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (*fd >= 0) return NF_OK;
+    status = nf_fail_errno(err, errno, "%s: cannot create", temp->data);
+    nf_buf_free(temp);
+    return status;
+}
+
+nf_status nf_check_output(const char *path, nf_error *err) {
+    nf_buf temp = {0};
+    struct stat st;
+    int fd;
+    if (!stat(path, &st) && S_ISDIR(st.st_mode))
+        return nf_fail(err, NF_ERR_ARGUMENT, "%s: is a folder", path);
+    nf_status status = open_temp(path, &temp, &fd, err);
+    if (status) return status;
+    close(fd);
+    unlink(temp.data);
+    nf_buf_free(&temp);
+    return NF_OK;
+}
+
 nf_status nf_write_file_atomic(const char *path, const void *bytes, size_t n, nf_error *err) {
     nf_buf temp = {0};
-    nf_status status = nf_buf_printf(&temp, err, "%s.tmp-%ld", path, (long)getpid());
+    int fd;
+    nf_status status = open_temp(path, &temp, &fd, err);
     if (status) return status;
-    int fd = open(temp.data, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        status = nf_fail_errno(err, errno, "%s: cannot create", temp.data);
-        nf_buf_free(&temp);
-        return status;
-    }
     status = nf_pwrite_full(fd, bytes, n, 0, path, err);
     if (!status && fsync(fd)) status = nf_fail_errno(err, errno, "%s: cannot sync", path);
     if (close(fd) && !status) status = nf_fail_errno(err, errno, "%s: cannot close", path);

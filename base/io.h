@@ -21,6 +21,9 @@ nf_status nf_read_fd(int fd, const char *name, size_t limit, nf_buf *out, nf_err
 /* Writes a file under a temporary name in the same folder, fsyncs it and renames it to path: readers see the
  * old content or the new one. */
 nf_status nf_write_file_atomic(const char *path, const void *bytes, size_t n, nf_error *err);
+/* Whether nf_write_file_atomic could write `path` now (its folder exists and takes a new file, it is no
+ * folder itself); leaves nothing behind. Asked before long work whose result goes there. */
+nf_status nf_check_output(const char *path, nf_error *err);
 /* fsync of the folder that holds `path`, so that a rename in it survives a crash. */
 nf_status nf_fsync_parent(const char *path, nf_error *err);
 /* mkdir -p, mode 0777 & ~umask. */

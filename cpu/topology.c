@@ -42,8 +42,6 @@ static nf_status find_allowed(hwloc_topology_t topology, const nf_topology_sourc
     }
     out->quota_cpus = limits.cpus;
     out->memory_limit = limits.memory_bytes;
-    if (hwloc_bitmap_iszero(allowed))
-        return nf_fail(err, NF_ERR_ARGUMENT, "the affinity mask and the control groups leave no processor");
     return NF_OK;
 }
 

@@ -14,7 +14,7 @@
 #define MAX_FILE_BYTES ((size_t)4 << 30)
 #define MAX_COLS (1u << 20)
 #define MAX_EXPERTS (1u << 16)
-#define MAX_ENTRIES (1u << 20)
+#define MAX_ENTRIES (1u << 14) /* names are compared one by one; models have a few thousand matrices */
 
 nf_status nf_importance_add(nf_importance *set, const char *name, uint64_t experts, uint64_t cols,
                             nf_error *err) {
@@ -32,9 +32,11 @@ nf_status nf_importance_add(nf_importance *set, const char *name, uint64_t exper
     if (status) return status;
     entry.counts = nf_calloc((size_t)experts, sizeof *entry.counts, "importance counts", err);
     entry.sums = nf_calloc((size_t)experts * (size_t)cols, sizeof *entry.sums, "importance sums", err);
-    if (!entry.counts || !entry.sums) {
+    entry.mean = nf_calloc((size_t)cols, sizeof *entry.mean, "importance means", err);
+    if (!entry.counts || !entry.sums || !entry.mean) {
         free(entry.counts);
         free(entry.sums);
+        free(entry.mean);
         return NF_ERR_MEMORY;
     }
     set->entries[set->n++] = entry;
@@ -51,6 +53,7 @@ void nf_importance_free(nf_importance *set) {
     for (size_t i = 0; i < set->n; i++) {
         free(set->entries[i].counts);
         free(set->entries[i].sums);
+        free(set->entries[i].mean);
     }
     free(set->entries);
     *set = (nf_importance){0};
@@ -99,6 +102,17 @@ static uint64_t take(reader *r, int bytes) {
     return value;
 }
 
+/* Once for an entry: its experts ask for it one by one. */
+static void set_mean(nf_importance_entry *e) {
+    double rows = 0;
+    for (size_t i = 0; i < e->experts; i++) rows += (double)e->counts[i];
+    for (size_t c = 0; c < e->cols; c++) {
+        double all = 0;
+        for (size_t i = 0; i < e->experts; i++) all += (double)e->sums[i * e->cols + c];
+        e->mean[c] = rows > 0 ? all / rows : 0.0;
+    }
+}
+
 static nf_status take_entry(reader *r, nf_importance *out, nf_error *err) {
     char name[sizeof out->entries->name];
     if (r->left < sizeof name + 8) return nf_fail(err, NF_ERR_FORMAT, "the list of matrices is cut off");
@@ -123,6 +137,7 @@ static nf_status take_entry(reader *r, nf_importance *out, nf_error *err) {
             return nf_fail(err, NF_ERR_FORMAT, "'%s': the sum of column %zu is not a number from 0 on", name,
                            i % cols);
     }
+    set_mean(e);
     return NF_OK;
 }
 
@@ -164,13 +179,10 @@ nf_status nf_importance_read(const char *path, nf_importance *out, nf_error *err
 
 void nf_importance_weights(const nf_importance_entry *entry, size_t expert, float *out) {
     const size_t cols = entry->cols;
-    double rows = 0, total = 0;
-    for (size_t e = 0; e < entry->experts; e++) rows += (double)entry->counts[e];
+    const double seen = (double)entry->counts[expert];
+    double total = 0;
     for (size_t c = 0; c < cols; c++) {
-        double all = 0;
-        for (size_t e = 0; e < entry->experts; e++) all += (double)entry->sums[e * cols + c];
-        const double mean = rows > 0 ? all / rows : 0, own = (double)entry->sums[expert * cols + c],
-                     seen = (double)entry->counts[expert];
+        const double own = (double)entry->sums[expert * cols + c], mean = entry->mean[c];
         const double blend = (own + NF_IMPORTANCE_PRIOR * mean) / (seen + NF_IMPORTANCE_PRIOR);
         out[c] = (float)blend;
         total += (double)out[c];

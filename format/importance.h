@@ -17,6 +17,7 @@ typedef struct nf_importance_entry {
     uint32_t cols;
     uint64_t *counts; /* [experts] input rows */
     float *sums;      /* [experts, cols], finite, >= 0 */
+    double *mean;     /* [cols] mean square over all experts; set by nf_importance_read */
 } nf_importance_entry;
 
 /* Zero-initialise; free with nf_importance_free. */
@@ -38,9 +39,10 @@ nf_status nf_importance_write(const nf_importance *set, const char *path, nf_err
 nf_status nf_importance_read(const char *path, nf_importance *out, nf_error *err);
 void nf_importance_free(nf_importance *set);
 
-/* Weights [cols] of the squared errors of an expert's columns (of a dense matrix: expert 0): the mean square
- * of each column, blended with the mean over all experts as if that had been seen NF_IMPORTANCE_PRIOR times,
- * scaled to a mean of 1, at least NF_IMPORTANCE_FLOOR. All 1 when nothing was seen. */
+/* Weights [cols] of the squared errors of an expert's columns (of a dense matrix: expert 0), from an entry
+ * that was read: the mean square of each column, blended with the mean over all experts as if that had been
+ * seen NF_IMPORTANCE_PRIOR times, scaled to a mean of 1, at least NF_IMPORTANCE_FLOOR. All 1 when nothing was
+ * seen. */
 #define NF_IMPORTANCE_PRIOR 64.0
 #define NF_IMPORTANCE_FLOOR 1e-3
 void nf_importance_weights(const nf_importance_entry *entry, size_t expert, float *out);

@@ -4,6 +4,7 @@
  */
 #include "base/args.h"
 #include "base/buf.h"
+#include "base/io.h"
 #include "base/progress.h"
 #include "runner/load.h"
 #include "runner/npy.h"
@@ -142,7 +143,8 @@ static nf_status run(const char *model_path, const char *file, nf_npy *npy, nf_e
     scoring s = {.bar = {.out = stderr, .cancel = nf_interrupt_flag(), .unit = "tokens"}};
     nf_session_options session_options = {.max_context = (uint32_t)args.window,
                                           .prefill_chunk = (uint32_t)args.prefill_chunk};
-    nf_status status = nf_load_text(file, &text, err);
+    nf_status status = args.record_imatrix ? nf_check_output(args.record_imatrix, err) : NF_OK;
+    if (!status) status = nf_load_text(file, &text, err);
     if (!status) status = nf_load_model(model_path, (int)args.threads, args.verify, &model, err);
     if (!status) status = nf_tokenize(model, text.data ? text.data : "", text.len, true, &ids, &n_ids, err);
     if (!status) status = count_windows(file, n_ids, &s.n_windows, err);

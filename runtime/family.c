@@ -443,6 +443,21 @@ static nf_status add_all(spec_list *list) {
     return add_layer(list, NF_LAYER_FULL_ATTENTION, "mtp.layers.0.", "/mtp.layers.0.");
 }
 
+size_t nf_tensor_inputs(const nf_tensor_spec *spec, nf_product_input out[2]) {
+    if (strcmp(spec->component, "text") != 0) return 0;
+    if (spec->role == NF_ROLE_MATRIX) {
+        out[0] = (nf_product_input){.experts = 1, .cols = spec->shape[1]};
+        snprintf(out[0].name, sizeof out[0].name, "%s", spec->name);
+        return 1;
+    }
+    if (spec->role != NF_ROLE_BANK) return 0;
+    out[0] = (nf_product_input){.experts = spec->shape[0], .cols = spec->shape[2]};
+    out[1] = (nf_product_input){.experts = spec->shape[0], .cols = spec->shape[1], .matrix = 2};
+    snprintf(out[0].name, sizeof out[0].name, "%s.gate_up_proj", spec->name);
+    snprintf(out[1].name, sizeof out[1].name, "%s.down_proj", spec->name);
+    return 2;
+}
+
 nf_status nf_model_desc_tensors(const nf_model_desc *desc, nf_tensor_spec **out, size_t *n, nf_error *err) {
     spec_list list = {.desc = desc, .err = err};
     nf_status status = add_all(&list);

@@ -65,6 +65,16 @@ nf_status nf_model_desc_parse(const char *json, size_t n, const char *file, nf_m
                               nf_error *err);
 void nf_model_desc_free(nf_model_desc *desc);
 
+/* A matrix product whose input importance statistics describe (docs/quantisation.md). */
+typedef struct nf_product_input {
+    char name[112];  /* of the statistics: the tensor's, of a bank with ".gate_up_proj" or ".down_proj" */
+    uint32_t matrix; /* of a bank: its first matrix with this input, 0 (gate; up has the same) or 2 (down) */
+    uint64_t experts, cols; /* experts is 1 for a dense matrix */
+} nf_product_input;
+
+/* Inputs of a tensor's products: 0 (not recorded: no matrix of the text component), 1 or, of a bank, 2. */
+size_t nf_tensor_inputs(const nf_tensor_spec *spec, nf_product_input out[2]);
+
 /* Lists all tensors of the model: text component first, then mtp. *out is an array of *n specs (free()). */
 nf_status nf_model_desc_tensors(const nf_model_desc *desc, nf_tensor_spec **out, size_t *n, nf_error *err);
 

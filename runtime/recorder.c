@@ -27,33 +27,25 @@ struct nf_recorder {
     size_t n_places, cap;
 };
 
-static nf_status add_place(nf_recorder *r, const char *name, place where, uint64_t experts, uint64_t cols,
-                           nf_error *err) {
-    nf_status status = nf_importance_add(&r->set, name, experts, cols, err);
-    if (!status) status = nf_grow((void **)&r->places, &r->cap, r->n_places + 1, sizeof *r->places, err);
-    if (status) return status;
-    where.entry = r->set.n - 1;
-    r->places[r->n_places++] = where;
-    return NF_OK;
-}
-
 static nf_status add_object(nf_recorder *r, const nf_tensor_spec *spec, nf_error *err) {
+    nf_product_input in[2];
+    const size_t n = nf_tensor_inputs(spec, in);
+    if (!n) return NF_OK;
     const nf_object *o = nf_container_find(r->model->container, spec->name);
     const uint8_t *bytes;
     if (!o) return nf_fail(err, NF_ERR_INTERNAL, "tensor '%s' is missing", spec->name);
     nf_status status = nf_container_map(r->model->container, o, &bytes, err);
-    if (status) return status;
-    place where = {.first = (uintptr_t)bytes, .end = (uintptr_t)bytes + o->bytes};
-    if (spec->role == NF_ROLE_MATRIX) return add_place(r, spec->name, where, 1, o->shape[1], err);
-    where.stride = (size_t)o->expert_stride;
-    char name[128];
-    snprintf(name, sizeof name, "%s.gate_up_proj", spec->name);
-    where.within = (size_t)o->matrix[0].offset;
-    status = add_place(r, name, where, o->n_experts, o->matrix[0].cols, err);
-    if (status) return status;
-    snprintf(name, sizeof name, "%s.down_proj", spec->name);
-    where.within = (size_t)o->matrix[2].offset;
-    return add_place(r, name, where, o->n_experts, o->matrix[2].cols, err);
+    for (size_t i = 0; i < n && !status; i++) {
+        place where = {.first = (uintptr_t)bytes, .end = (uintptr_t)bytes + o->bytes, .entry = r->set.n};
+        if (spec->role == NF_ROLE_BANK) {
+            where.stride = (size_t)o->expert_stride;
+            where.within = (size_t)o->matrix[in[i].matrix].offset;
+        }
+        status = nf_importance_add(&r->set, in[i].name, in[i].experts, in[i].cols, err);
+        if (!status) status = nf_grow((void **)&r->places, &r->cap, r->n_places + 1, sizeof *r->places, err);
+        if (!status) r->places[r->n_places++] = where;
+    }
+    return status;
 }
 
 static int compare_places(const void *a, const void *b) {
@@ -65,10 +57,7 @@ static nf_status list_places(nf_recorder *r, nf_error *err) {
     nf_tensor_spec *specs = NULL;
     size_t n = 0;
     nf_status status = nf_model_desc_tensors(&r->model->desc, &specs, &n, err);
-    for (size_t i = 0; i < n && !status; i++)
-        if (!strcmp(specs[i].component, "text") &&
-            (specs[i].role == NF_ROLE_MATRIX || specs[i].role == NF_ROLE_BANK))
-            status = add_object(r, &specs[i], err);
+    for (size_t i = 0; i < n && !status; i++) status = add_object(r, &specs[i], err);
     free(specs);
     if (status) return status;
     qsort(r->places, r->n_places, sizeof *r->places, compare_places);

@@ -177,5 +177,9 @@ def test_hostile_files(work, tmp_path):
 def test_files_that_cannot_be_written_or_read(work, tmp_path):
     err = run("ninfer-perplexity", work / "f32.ninfer", work / "text", *WINDOW, "--record-imatrix", tmp_path / "no" / "im", status=1)[1]
     assert "im" in err and "cannot" in err
+    (tmp_path / "folder").mkdir()
+    err = run("ninfer-perplexity", "/absent/model", work / "text", *WINDOW, "--record-imatrix", tmp_path / "folder", status=1)[1]
+    assert "folder: is a folder" in err  # before the model is loaded
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder"]
     err = run("ninfer-convert", work / "src", tmp_path / "out", "--imatrix", tmp_path / "absent", status=1)[1]
     assert "absent" in err
