@@ -109,69 +109,10 @@ static void k_conv_silu(const float *const *rows, const float *w, size_t w_strid
     }
 }
 
-/* NV vectors of 8 columns; the last one has `last` live columns. */
-static inline void delta_columns(int nv, size_t last, float *s, size_t s_stride, size_t dk, size_t n_tokens,
-                                 const float *q, const float *k, size_t qk_stride, const float *v,
-                                 size_t v_stride, const float *decay, const float *beta, size_t gate_stride,
-                                 float *o, size_t o_stride) {
-    for (size_t t = 0; t < n_tokens; t++) {
-        const float *kt = k + t * qk_stride, *qt = q + t * qk_stride;
-        vec8 g = v8_set(decay[t * gate_stride]), b = v8_set(beta[t * gate_stride]), u[4], out[4];
-        for (int c = 0; c < nv; c++) u[c] = v8_zero();
-        for (size_t i = 0; i < dk; i++) {
-            vec8 ki = v8_set(kt[i]);
-            for (int c = 0; c < nv; c++) {
-                float *at = s + i * s_stride + 8 * (size_t)c;
-                vec8 row = v8_mul(v8_load(at), g);
-                v8_store(at, row);
-                u[c] = v8_fma(row, ki, u[c]);
-            }
-        }
-        for (int c = 0; c < nv; c++) {
-            const float *vt = v + t * v_stride + 8 * (size_t)c;
-            vec8 value = c + 1 == nv && last < 8 ? v8_load_n(vt, last, 0.0f) : v8_load(vt);
-            u[c] = v8_mul(v8_sub(value, u[c]), b);
-            out[c] = v8_zero();
-        }
-        for (size_t i = 0; i < dk; i++) {
-            vec8 ki = v8_set(kt[i]), qi = v8_set(qt[i]);
-            for (int c = 0; c < nv; c++) {
-                float *at = s + i * s_stride + 8 * (size_t)c;
-                vec8 row = v8_fma(ki, u[c], v8_load(at));
-                v8_store(at, row);
-                out[c] = v8_fma(row, qi, out[c]);
-            }
-        }
-        for (int c = 0; c < nv; c++)
-            v8_store_n(o + t * o_stride + 8 * (size_t)c, c + 1 == nv ? last : 8, out[c]);
-    }
-}
-
-/* s_stride is a multiple of 8 and the columns beyond n_cols up to it are zero padding, so whole vectors of S
- * may be read and written. */
-static void k_delta_rule(float *s, size_t s_stride, size_t dk, size_t n_cols, size_t n_tokens, const float *q,
-                         const float *k, size_t qk_stride, const float *v, size_t v_stride,
-                         const float *decay, const float *beta, size_t gate_stride, float *o,
-                         size_t o_stride) {
-    size_t last = n_cols % 8 ? n_cols % 8 : 8;
-#define NF_DELTA(NV)                                                                                         \
-    case NV:                                                                                                 \
-        delta_columns(NV, last, s, s_stride, dk, n_tokens, q, k, qk_stride, v, v_stride, decay, beta,        \
-                      gate_stride, o, o_stride);                                                             \
-        break
-    switch ((n_cols + 7) / 8) {
-        NF_DELTA(1);
-        NF_DELTA(2);
-        NF_DELTA(3);
-        NF_DELTA(4);
-    }
-#undef NF_DELTA
-}
-
 /* Their entries of a kernel table: the same at every level. */
 #define NF_FLOAT_KERNELS                                                                                     \
     .sum_squares = k_sum_squares, .dot = k_dot, .exp = k_exp, .scale_rows = k_scale_rows,                    \
     .silu_mul = k_silu_mul, .sigmoid_mul = k_sigmoid_mul, .axpy = k_axpy, .add = k_add,                      \
-    .softmax_parts = k_softmax_parts, .conv_silu = k_conv_silu, .delta_rule = k_delta_rule
+    .softmax_parts = k_softmax_parts, .conv_silu = k_conv_silu
 
 #endif

@@ -84,6 +84,24 @@ static inline bool nf_kv_store(float *kv, size_t dim, size_t slot, const float *
     return zero == 0.0f;
 }
 
+#define NF_DELTA_COLUMNS 32 /* columns of a state matrix that lie together */
+
+/* A block of columns of a Gated DeltaNet state and what n_tokens do to it, see delta_rule. Pointers are at
+ * the block's first column and the first token; token t is t strides (in floats) further. */
+typedef struct nf_delta_block {
+    float *s;           /* [dk, NF_DELTA_COLUMNS]; zeros from column n_cols on, and they stay */
+    size_t dk, n_cols;  /* n_cols: 1..NF_DELTA_COLUMNS */
+    size_t n_tokens;    /* at least 1 */
+    const float *q, *k; /* [dk] */
+    size_t qk_stride;
+    const float *v; /* [n_cols] */
+    size_t v_stride;
+    const float *decay, *beta;
+    size_t gate_stride;
+    float *o; /* [n_cols] */
+    size_t o_stride;
+} nf_delta_block;
+
 typedef struct nf_kernels {
     const char *name;
 
@@ -130,13 +148,9 @@ typedef struct nf_kernels {
     void (*attention_join)(bool first, const nf_attention_part *part, const float *block, size_t dim,
                            nf_attention_part *total, float *acc);
 
-    /* Gated delta rule over `n_tokens` tokens for a block of n_cols (1..32) columns of the state of one head:
-     *   S *= decay_t; u = (v_t - S^T k_t) * beta_t; S += k_t u^T; o_t = S^T q_t       (token by token)
-     * s [dk, s_stride] at the block's first column; q, k rows [dk] `qk_stride` floats apart; v, o rows
-     * `v_stride` and `o_stride` apart at the block's first column; decay, beta `gate_stride` apart. */
-    void (*delta_rule)(float *s, size_t s_stride, size_t dk, size_t n_cols, size_t n_tokens, const float *q,
-                       const float *k, size_t qk_stride, const float *v, size_t v_stride, const float *decay,
-                       const float *beta, size_t gate_stride, float *o, size_t o_stride);
+    /* Gated delta rule, token by token, for a block of columns of the state of one head:
+     *   S *= decay_t; u = (v_t - S^T k_t) * beta_t; S += k_t u^T; o_t = S^T q_t */
+    void (*delta_rule)(const nf_delta_block *block);
 } nf_kernels;
 
 /* The fastest level this processor has, or the one named by the environment variable NINFER_CPU (portable,

@@ -10,6 +10,7 @@
 #define NF_ATTENTION_AT_ONCE 4
 #define NF_TILES_AHEAD 6144
 #include "cpu/attention_kernels.h"
+#include "cpu/delta_kernels.h"
 #include "cpu/float_kernels.h"
 #include "cpu/float_tiles.h"
 #include "cpu/int_tiles.h"
@@ -75,6 +76,7 @@ const nf_kernels nf_kernels_avx2 = {
     .tiles = tiles,
     NF_FLOAT_KERNELS,
     NF_ATTENTION_KERNELS,
+    .delta_rule = k_delta_rule,
 };
 
 #else

@@ -14,6 +14,7 @@
 #define NF_TILES_VNNI
 #define NF_TILES_AHEAD 6144
 #include "cpu/attention_kernels.h"
+#include "cpu/delta_kernels.h"
 #include "cpu/float_kernels.h"
 #include "cpu/float_tiles.h"
 #include "cpu/int_tiles.h"
@@ -44,6 +45,7 @@ const nf_kernels nf_kernels_avx512 = {
     .tiles = nf_tiles_avx512,
     NF_FLOAT_KERNELS,
     NF_ATTENTION_KERNELS,
+    .delta_rule = k_delta_rule,
 };
 
 /* AMX multiplies integers faster where there are many rows; the rest is the same. */
@@ -53,6 +55,7 @@ const nf_kernels nf_kernels_amx = {
     .tiles = nf_tiles_amx,
     NF_FLOAT_KERNELS,
     NF_ATTENTION_KERNELS,
+    .delta_rule = k_delta_rule,
 };
 
 #else

@@ -6,6 +6,7 @@
 
 #define NF_ATTENTION_AT_ONCE 1
 #include "cpu/attention_kernels.h"
+#include "cpu/delta_kernels.h"
 #include "cpu/float_kernels.h"
 #include "cpu/float_tiles.h"
 
@@ -126,4 +127,5 @@ const nf_kernels nf_kernels_portable = {
     .tiles = tiles,
     NF_FLOAT_KERNELS,
     NF_ATTENTION_KERNELS,
+    .delta_rule = k_delta_rule,
 };

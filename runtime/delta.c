@@ -7,8 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-#define COLUMN_BLOCK 32 /* columns of S that one piece of work walks through the chunk */
-
 typedef struct delta_step {
     nf_session *s;
     uint32_t layer;
@@ -82,19 +80,30 @@ static void rule_body(void *user, size_t begin, size_t end, int thread) {
     const nf_model_desc *d = &s->model->desc;
     const size_t K = d->lin_k_heads, V = d->lin_v_heads, dk = d->lin_k_dim, dv = d->lin_v_dim,
                  C = step->channels;
-    const size_t blocks = (dv + COLUMN_BLOCK - 1) / COLUMN_BLOCK, stride = (dv + 7) / 8 * 8;
+    const size_t blocks = (dv + NF_DELTA_COLUMNS - 1) / NF_DELTA_COLUMNS;
     for (size_t i = begin; i < end; i++) {
         if (i == V * blocks) {
             save_past(step);
             continue;
         }
-        size_t head = i / blocks, column = i % blocks * COLUMN_BLOCK, key_head = head / (V / K);
-        size_t n_cols = dv - column < COLUMN_BLOCK ? dv - column : COLUMN_BLOCK;
-        s->model->kernels->delta_rule(s->state + s->state_at[step->layer] + head * dk * stride + column,
-                                      stride, dk, n_cols, s->n, s->conv_out + key_head * dk,
-                                      s->conv_out + (K + key_head) * dk, C,
-                                      s->conv_out + 2 * K * dk + head * dv + column, C, s->ba + V + head,
-                                      s->ba + head, 2 * V, s->mixed.x + head * dv + column, s->mixed.kp);
+        const size_t head = i / blocks, column = i % blocks * NF_DELTA_COLUMNS, key_head = head / (V / K);
+        const nf_delta_block block = {
+            .s = s->state + s->state_at[step->layer] + i * dk * NF_DELTA_COLUMNS,
+            .dk = dk,
+            .n_cols = dv - column < NF_DELTA_COLUMNS ? dv - column : NF_DELTA_COLUMNS,
+            .n_tokens = s->n,
+            .q = s->conv_out + key_head * dk,
+            .k = s->conv_out + (K + key_head) * dk,
+            .qk_stride = C,
+            .v = s->conv_out + 2 * K * dk + head * dv + column,
+            .v_stride = C,
+            .decay = s->ba + V + head,
+            .beta = s->ba + head,
+            .gate_stride = 2 * V,
+            .o = s->mixed.x + head * dv + column,
+            .o_stride = s->mixed.kp,
+        };
+        s->model->kernels->delta_rule(&block);
     }
 }
 
@@ -130,7 +139,7 @@ void nf_delta_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     };
     nf_run_products(worker, inputs, 4);
     nf_team_loop(worker, s->n * (2 * K + V), 4, conv_body, &step);
-    nf_team_loop(worker, V * ((dv + COLUMN_BLOCK - 1) / COLUMN_BLOCK) + 1, 1, rule_body, &step);
+    nf_team_loop(worker, V * ((dv + NF_DELTA_COLUMNS - 1) / NF_DELTA_COLUMNS) + 1, 1, rule_body, &step);
     nf_team_loop(worker, s->n, 1, gate_body, &step);
     nf_product output = {
         .w = w->out, .in = &s->mixed, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};

@@ -88,7 +88,8 @@ static void carve_scratch(carver *c, const nf_model *model, uint64_t T, nf_sessi
 static uint64_t layout_state(const nf_model *model, size_t *state_at, size_t *conv_at) {
     const nf_model_desc *d = &model->desc;
     const uint64_t channels = 2ull * d->lin_k_heads * d->lin_k_dim + (uint64_t)d->lin_v_heads * d->lin_v_dim;
-    const uint64_t matrix = (uint64_t)d->lin_v_heads * d->lin_k_dim * ((d->lin_v_dim + 7) / 8 * 8);
+    const uint64_t blocks = (d->lin_v_dim + NF_DELTA_COLUMNS - 1) / NF_DELTA_COLUMNS,
+                   matrix = d->lin_v_heads * blocks * d->lin_k_dim * NF_DELTA_COLUMNS;
     uint64_t at = 0;
     for (uint32_t l = 0; l < d->n_layers; l++) {
         if (d->layer_kind[l] != NF_LAYER_LINEAR_ATTENTION) continue;
