@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""NInfer beside llama.cpp on this machine: prefill and decode of one model with the shapes of Qwen3-30B-A3B.
+
+Both programs get the same weights to the bit: ninfer-bench make-model writes a container, and its blocks are stored
+again as GGUF (c4 is Q4_0, i8 is Q8_0; dense matrices are i8 and Q8_0 in both). Runs alternate; the read bandwidth is
+measured in the same minutes. First the two must agree about the logits of small models of the same shapes.
+docs/benchmarks.md says how to read the result.
+
+    python3 bench/compare.py                                   # downloads and builds llama.cpp in build-compare/
+    python3 bench/compare.py --llama-dir ~/llama.cpp/build     # a build or a checkout that is there
+"""
+import argparse, datetime, json, os, platform, shlex, statistics, subprocess, sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ["gguf>=0.17,<1", "numpy>=1.26,<3", "xxhash>=3.4,<5", "zstandard>=0.22,<1", "scikit-build-core>=0.10,<2"]
+LIKE = "qwen3-30b-a3b"
+GGUF_NAME = {"c4": "Q4_0", "i8": "Q8_0", "f32": "F32"}
+OF_READ = {"c4": 0.90, "i8": 0.92}  # decode, of the read bandwidth: the aim where 1.25 x the peer is beyond it
+# logits of the two programs: least correlation of a position, least mean. Both round activations to 8 bits for the
+# quantised types, each in its own way, and a router near a tie then takes another expert.
+AGREE = {"f32": (0.9999, 0.99999), "i8": (0.98, 0.999), "c4": (0.98, 0.999)}
+
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--build", type=Path, default=Path("build"), help="folder of our commands (default build)")
+    p.add_argument("--work", type=Path, default=Path("build-compare"),
+                   help="folder for the peer, its Python environment and the models (default build-compare)")
+    p.add_argument("--llama-dir", type=Path, help="a llama.cpp checkout, or a build folder that holds bin/llama-bench")
+    p.add_argument("--llama-version", default="0.3.36", help="of PyPI llama-cpp-python (default 0.3.36)")
+    p.add_argument("--types", default="c4,i8", help="of c4, i8 (default both)")
+    p.add_argument("--layers", type=int, default=12, help="(default 12 of 48)")
+    p.add_argument("--experts", type=int, default=64, help="of a layer (default 64 of 128)")
+    p.add_argument("--vocab", type=int, default=37984,
+                   help="rows of embedding and head (default 37984: a quarter of the model's, as 12 layers are)")
+    p.add_argument("--pp", type=int, default=512, help="tokens of the prompt (default 512)")
+    p.add_argument("--tg", type=int, default=128, help="tokens decoded from an empty context (default 128)")
+    p.add_argument("--rounds", type=int, default=9, help="runs of each program, in alternation (default 9)")
+    p.add_argument("--wrap", default="", help="command before each measured process, such as 'numactl -N 0 -m 0'")
+    p.add_argument("--only-check", action="store_true", help="compare logits and measure nothing")
+    p.add_argument("--keep", action="store_true", help="leave the models in the work folder")
+    p.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of the build (default: all cores)")
+    p.add_argument("--out", default="bench/results/compare-qwen3-30b-shapes",
+                   help="report without its ending (default bench/results/compare-qwen3-30b-shapes)")
+    a = p.parse_args()
+    a.types = a.types.split(",")
+    if not set(a.types) <= set(OF_READ):
+        p.error("--types: a list of c4, i8")
+    if a.rounds < 1:
+        p.error("--rounds must be at least 1")
+    a.wrap = shlex.split(a.wrap)
+    return a
+
+
+def enter_environment(work):
+    """Goes on in the work folder's Python environment, made when it is not there."""
+    python = work.absolute() / "venv" / "bin" / "python"
+    if Path(sys.prefix) == python.parents[1]:
+        return
+    stamp = work / "venv" / "installed"
+    if not stamp.exists() or stamp.read_text() != "\n".join(PACKAGES):
+        print(f"make a Python environment in {work}/venv", file=sys.stderr)
+        work.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "venv", str(work / "venv")], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES], check=True)
+        stamp.write_text("\n".join(PACKAGES))
+    os.execv(python, [str(python), *sys.argv])
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+def make_pair(a, kind, layers, experts, vocab):
+    """A container and a GGUF of the same weights."""
+    from peer import gguf_model
+    ours, theirs = a.work / f"model-{kind}.ninfer", a.work / f"model-{kind}.gguf"
+    say(f"make {ours} and {theirs}")
+    subprocess.run([a.build / "ninfer-bench", "make-model", "--like", LIKE, "--layers", str(layers), "--experts",
+                    str(experts), "--vocab", str(vocab), "--type", kind, ours, "--tokenizer-from",
+                    a.build / "tiny-moe.ninfer"], check=True)
+    gguf_model.write_gguf(ours, theirs)
+    return ours, theirs
+
+
+def remove(a, *paths):
+    for path in paths:
+        if not a.keep:
+            path.unlink(missing_ok=True)
+
+
+# ---- agreement -------------------------------------------------------------------------------------------------------
+
+def agreement(x, y):
+    """Two programs' logits [tokens, vocabulary]."""
+    import numpy as np
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        sys.exit("compare: logits that are not finite")
+    each = [float(np.corrcoef(p, q)[0, 1]) for p, q in zip(x, y)]
+    return dict(correlation_min=min(each), correlation_mean=statistics.mean(each),
+                largest_difference=float(abs(x - y).max() / x.std()),  # in standard deviations of the logits
+                same_argmax=float((x.argmax(-1) == y.argmax(-1)).mean()))
+
+
+def check_logits(a, llama, kinds, tokens=64, vocab=8192):
+    """Two layers of the same shapes: the two programs against each other, and each against its own f32."""
+    import numpy as np
+    from peer.measure import run
+    ids = [(i * 2654435761 >> 7) % vocab for i in range(1, tokens + 1)]
+    x, y, result = {}, {}, {}
+    for kind in ["f32", *kinds]:
+        ours, theirs = make_pair(a, kind, 2, 16, vocab)
+        npy, raw = a.work / "ours.npy", a.work / "llama.f32"
+        run([a.build / "ninfer", ours, "--ids", json.dumps(ids), "--dump-logits", npy], [])
+        run([llama.logits, theirs, raw, a.jobs, *ids], [])
+        x[kind], y[kind] = np.load(npy), np.fromfile(raw, np.float32).reshape(tokens, vocab)
+        result[kind] = agreement(x[kind], y[kind])
+        for path in (ours, theirs, npy, raw):
+            path.unlink()
+    for kind in kinds:
+        result[f"{kind}, ours against our f32"] = agreement(x[kind], x["f32"])
+        result[f"{kind}, llama.cpp against its f32"] = agreement(y[kind], y["f32"])
+    for kind in ["f32", *kinds]:
+        r, (least, mean) = result[kind], AGREE[kind]
+        say(f"logits, {kind}: correlation {r['correlation_mean']:.6f}, same argmax {r['same_argmax']:.3f}")
+        if r["correlation_min"] < least or r["correlation_mean"] < mean:
+            sys.exit(f"compare: the two programs disagree about the logits of {kind}: {r}")
+    return result
+
+
+# ---- measurement -----------------------------------------------------------------------------------------------------
+
+def summary(values):
+    return dict(min=min(values), median=statistics.median(values), max=max(values))
+
+
+def measure(a, llama, kind):
+    from peer import measure as m
+    ours, theirs = make_pair(a, kind, a.layers, a.experts, a.vocab)
+    cores = len(os.sched_getaffinity(0))
+    say(f"{kind}: flags of llama-bench")
+    best, table = m.trial(llama, theirs, sorted({max(1, cores // 2), cores}), a.wrap)
+    say("".join(f"  best for {k}: {m.flags_text(f)}\n" for k, f in best.items()).rstrip())
+    samples = dict(ours=[], theirs=[])
+    for i in range(a.rounds):
+        for who in ("ours", "theirs") if i % 2 == 0 else ("theirs", "ours"):
+            samples[who].append(m.ours(a.build / "ninfer-bench", ours, a.pp, a.tg, None, a.work, a.wrap)
+                                if who == "ours" else m.theirs(llama, theirs, a.pp, a.tg, best, a.wrap))
+        x, y = samples["ours"][-1], samples["theirs"][-1]
+        say(f"{kind}, round {i + 1}/{a.rounds}: prefill {x['prefill']:.1f} : {y['prefill']:.1f}, decode "
+            f"{x['decode']:.2f} : {y['decode']:.2f} tok/s, read {x['read']:.2f} GB/s")
+    sizes = dict(ours=ours.stat().st_size, theirs=theirs.stat().st_size)
+    remove(a, ours, theirs)
+    return judge(kind, samples, dict(flags={k: m.flags_text(f) for k, f in best.items()}, trial=table, bytes=sizes))
+
+
+def judge(kind, samples, more):
+    """Medians, ratios, and whether the aims are met."""
+    r = dict(more, samples=samples, isa=samples["ours"][0]["isa"], token_bytes=samples["ours"][0]["token_bytes"],
+             read_gb_s=summary([s["read"] for s in samples["ours"]]))
+    for what in ("prefill", "decode"):
+        r[what] = {who: summary([s[what] for s in runs]) for who, runs in samples.items()}
+        r[what]["ratio"] = r[what]["ours"]["median"] / r[what]["theirs"]["median"]
+    bound = r["read_gb_s"]["median"] * 1e9 / r["token_bytes"]  # tokens/s at the read bandwidth
+    r["decode"]["bound"] = bound
+    r["decode"]["of_read"] = {who: r["decode"][who]["median"] / bound for who in ("ours", "theirs")}
+    aim = min(1.25 * r["decode"]["theirs"]["median"], OF_READ[kind] * bound)
+    aim = max(aim, r["decode"]["theirs"]["median"])
+    r["decode"]["aim"], r["decode"]["met"] = aim, r["decode"]["ours"]["median"] >= aim
+    r["prefill"]["aim"] = 1.5 * r["prefill"]["theirs"]["median"]
+    r["prefill"]["met"] = r["prefill"]["ours"]["median"] >= r["prefill"]["aim"]
+    return r
+
+
+# ---- report ----------------------------------------------------------------------------------------------------------
+
+def machine():
+    names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    memory = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemTotal"))
+    return dict(cpu=names[0] if names else platform.machine(), cores=len(os.sched_getaffinity(0)),
+                memory_gb=round(memory / 1e6, 1), system=platform.system(),
+                load=round(os.getloadavg()[0], 2), date=datetime.date.today().isoformat())
+
+
+def commit():
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def own_command(a):
+    """What was asked for, without the folders of this machine."""
+    given = [f"--{k} {getattr(a, k)}" for k in ("layers", "experts", "vocab", "pp", "tg", "rounds")]
+    return f"python3 bench/compare.py --types {','.join(a.types)} {' '.join(given)}"
+
+
+def triple(s, digits):
+    return f"{s['min']:.{digits}f} / **{s['median']:.{digits}f}** / {s['max']:.{digits}f}"
+
+
+def type_lines(kind, r, pp, tg):
+    lines = ["", f"## {kind} beside {GGUF_NAME[kind]}", "", "| tok/s | NInfer | llama.cpp | ratio | aim | |",
+             "|---|---|---|---|---|---|"]
+    for what, n, digits in (("prefill", pp, 1), ("decode", tg, 2)):
+        x = r[what]
+        lines.append(f"| {what} of {n} tokens | {triple(x['ours'], digits)} | {triple(x['theirs'], digits)} | "
+                     f"**{x['ratio']:.2f}** | {x['aim']:.{digits}f} | {'met' if x['met'] else 'missed'} |")
+    x = r["decode"]
+    lines += [f"| decode, of the read bandwidth | {x['of_read']['ours']:.3f} | {x['of_read']['theirs']:.3f} | | "
+              f"{OF_READ[kind]:.2f} | |", "",
+              f"A decoded token reads {r['token_bytes'] / 1e6:.1f} MB; the read bandwidth of the same minutes is "
+              f"{triple(r['read_gb_s'], 2)} GB/s, which is {x['bound']:.2f} tok/s. Kernels: {r['isa']}. Files: "
+              f"{r['bytes']['ours'] / 1e6:.0f} and {r['bytes']['theirs'] / 1e6:.0f} MB. Flags of llama-bench: prefill "
+              f"`{r['flags']['prefill']}`, decode `{r['flags']['decode']}`."]
+    return lines
+
+
+def markdown(result):
+    m, s = result["machine"], result["settings"]
+    lines = ["# NInfer beside llama.cpp: shapes of Qwen3-30B-A3B", "",
+             f"{m['cpu']}, {m['cores']} cores, {m['memory_gb']} GB, {m['system']}, load {m['load']} at the start, "
+             f"{m['date']}. `{result['command']}`, commit {result['commit']}; llama.cpp: {result['llama']['origin']}, "
+             f"{', '.join(result['llama']['flags'])}.", "",
+             f"{s['layers']} layers, {s['experts']} experts of which 8 are chosen, hidden 2048, expert 768, 32 heads, "
+             f"4 KV heads of 128, vocabulary {s['vocab']}; random weights, the same to the bit in both files. "
+             f"{s['rounds']} runs of each program in alternation, every one a process of its own with a warm file: "
+             "minimum / **median** / maximum. The aim of decode is 1.25 times the peer or the fraction of the read "
+             "bandwidth in the table, whichever is less, and never less than the peer; of prefill 1.5 times the peer."]
+    for kind, r in result["types"].items():
+        lines += type_lines(kind, r, s["pp"], s["tg"])
+    lines += ["", "## The same logits", "",
+              "Two layers of the same shapes, 16 experts, vocabulary 8192, 64 tokens at once: logits of the two programs "
+              "from the same weights, and of each program beside its own f32 logits.", "",
+              "| weights | correlation, mean | least of a position | largest difference / deviation | same argmax |",
+              "|---|---|---|---|---|"]
+    for name, c in result["logits"].items():
+        lines.append(f"| {name} | {c['correlation_mean']:.6f} | {c['correlation_min']:.6f} | "
+                     f"{c['largest_difference']:.4f} | {c['same_argmax']:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+def chart(result, path):
+    from peer import svg
+    of = result["types"]
+    panels = [("decode", "tokens/s", [(k, [r["decode"]["ours"], r["decode"]["theirs"]], r["decode"]["bound"])
+                                      for k, r in of.items()]),
+              ("prefill", "tokens/s", [(k, [r["prefill"]["ours"], r["prefill"]["theirs"]], None)
+                                       for k, r in of.items()])]
+    svg.bars(path, f"Shapes of Qwen3-30B-A3B, {result['settings']['layers']} layers, {result['machine']['cpu']}, "
+             f"{result['machine']['cores']} cores", ["NInfer", "llama.cpp"], panels,
+             "dashed: all weights of a token at the memory's read bandwidth")
+
+
+def main():
+    a = options()
+    enter_environment(a.work)
+    sys.path.insert(0, str(ROOT / "bench"))
+    from peer.llama_build import Llama
+    for name in ("ninfer", "ninfer-bench", "tiny-moe.ninfer"):
+        if not (a.build / name).exists():
+            sys.exit(f"compare: {a.build / name} is missing: run `make all model` first")
+    start = machine()
+    llama = Llama(a.work.absolute(), a.llama_dir and a.llama_dir.absolute(), a.llama_version, a.jobs)
+    logits = check_logits(a, llama, a.types)
+    if a.only_check:
+        print(json.dumps(logits, indent=1))
+        return
+    result = dict(machine=start, command=own_command(a), commit=commit(),
+                  settings={k: getattr(a, k) for k in ("layers", "experts", "vocab", "pp", "tg", "rounds")},
+                  llama=dict(origin=llama.origin, flags=llama.flags), logits=logits,
+                  types={kind: measure(a, llama, kind) for kind in a.types})
+    os.makedirs(os.path.dirname(a.out) or ".", exist_ok=True)
+    with open(a.out + ".json", "w") as f:
+        json.dump(result, f, indent=1)
+    with open(a.out + ".md", "w") as f:
+        f.write(markdown(result))
+    chart(result, a.out + ".svg")
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()
