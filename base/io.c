@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,4 +144,16 @@ nf_status nf_make_dirs(const char *path, nf_error *err) {
     }
     free(copy);
     return status;
+}
+
+nf_status nf_cache_folder(nf_buf *out, nf_error *err) {
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (xdg && xdg[0] == '/')
+        return nf_buf_printf(out, err, "%s/ninfer", xdg); /* relative values are invalid by the spec */
+    if (!home || !*home) {
+        const struct passwd *user = getpwuid(getuid());
+        home = user ? user->pw_dir : NULL;
+    }
+    if (!home) return nf_fail(err, NF_ERR_NOT_FOUND, "no cache folder: set XDG_CACHE_HOME or HOME");
+    return nf_buf_printf(out, err, "%s/.cache/ninfer", home);
 }

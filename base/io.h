@@ -28,5 +28,9 @@ nf_status nf_check_output(const char *path, nf_error *err);
 nf_status nf_fsync_parent(const char *path, nf_error *err);
 /* mkdir -p, mode 0777 & ~umask. */
 nf_status nf_make_dirs(const char *path, nf_error *err);
+/* Appends the path of this user's cache folder, $XDG_CACHE_HOME/ninfer or ~/.cache/ninfer; does not create
+ * it.
+ */
+nf_status nf_cache_folder(nf_buf *out, nf_error *err);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/io.h"
 #include "base/progress.h"
+#include "cpu/topology.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,17 +62,19 @@ typedef struct reading {
  * over bytes too, which then reads at a fifth of the memory's speed. */
 typedef uint64_t read_vector __attribute__((vector_size(16), aligned(16), may_alias));
 
+uint64_t nf_bench_sum(const uint8_t *bytes, size_t n) {
+    const read_vector *p = (const read_vector *)(const void *)bytes;
+    read_vector a = {0}, b = {0}, c = {0}, d = {0};
+    for (size_t i = 0; i < n / sizeof *p; i += 4) a += p[i], b += p[i + 1], c += p[i + 2], d += p[i + 3];
+    a += b + c + d;
+    return a[0] + a[1];
+}
+
 static void read_body(void *user, size_t begin, size_t end, int thread) {
     (void)thread;
     reading *r = user;
-    read_vector a = {0}, b = {0}, c = {0}, d = {0};
-    for (size_t piece = begin; piece < end; piece++) {
-        const read_vector *p = (const read_vector *)(const void *)(r->memory->bytes + piece * READ_PIECE);
-        for (size_t i = 0; i < READ_PIECE / sizeof *p; i += 4)
-            a += p[i], b += p[i + 1], c += p[i + 2], d += p[i + 3];
-    }
-    a += b + c + d;
-    atomic_fetch_add_explicit(&r->sink, a[0] + a[1], memory_order_relaxed);
+    const uint64_t sum = nf_bench_sum(r->memory->bytes + begin * READ_PIECE, (end - begin) * READ_PIECE);
+    atomic_fetch_add_explicit(&r->sink, sum, memory_order_relaxed);
 }
 
 static void read_all(nf_worker *worker, void *user) {
@@ -89,24 +92,11 @@ double nf_bench_read_gb_s(nf_team *team, const nf_bench_memory *memory) {
 
 /* ---- the report ---- */
 
-static void processor_name(char *out, size_t n) {
-    snprintf(out, n, "unknown processor");
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    char line[256];
-    while (f && fgets(line, sizeof line, f))
-        if (!strncmp(line, "model name", 10) && strchr(line, ':')) {
-            snprintf(out, n, "%s", strchr(line, ':') + 2);
-            out[strcspn(out, "\n")] = 0;
-            break;
-        }
-    if (f) fclose(f);
-}
-
 nf_status nf_report_begin(nf_bench_report *report, const char *title, int argc, char **argv, int n_threads,
                           nf_error *err) {
     char processor[192];
     double load[1] = {0};
-    processor_name(processor, sizeof processor);
+    nf_processor_name(processor, sizeof processor);
     if (getloadavg(load, 1) < 1) load[0] = -1.0;
     nf_buf command = {0};
     nf_status status = nf_buf_text(&command, "ninfer-bench", err);

@@ -20,6 +20,7 @@
 /* ---- the measurements: argv[0] is the subcommand's name; each returns the exit status ---- */
 
 int nf_bench_kernels(int argc, char **argv);
+int nf_bench_machine(int argc, char **argv);
 int nf_bench_make_model(int argc, char **argv);
 int nf_bench_model(int argc, char **argv);
 
@@ -44,6 +45,8 @@ typedef struct nf_bench_memory {
 nf_status nf_bench_memory_new(size_t n, nf_bench_memory *out, nf_error *err);
 /* Accepts zeroed memory. */
 void nf_bench_memory_free(nf_bench_memory *memory);
+/* Reads n bytes (a multiple of 64, aligned to 16) as fast as a core can; a sum over them. */
+uint64_t nf_bench_sum(const uint8_t *bytes, size_t n);
 /* Reads all of it (whole pieces of 64 KiB) once with the team; GB/s. */
 double nf_bench_read_gb_s(nf_team *team, const nf_bench_memory *memory);
 

@@ -11,6 +11,7 @@ static const struct {
 } commands[] = {
     {"kernels", "matrix kernels of each storage type beside the memory read bandwidth", nf_bench_kernels},
     {"model", "prefill and decode of a container beside the memory read bandwidth", nf_bench_model},
+    {"machine", "processors, memory, caches and disk: what plans are made with", nf_bench_machine},
     {"make-model", "a container with the shapes of a published model and random weights",
      nf_bench_make_model},
 };

@@ -4,6 +4,7 @@
 #include "cpu/cgroup.h"
 
 #include <hwloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -164,6 +165,19 @@ int nf_topology_default_threads(const nf_topology *topology) {
 }
 
 /* ---- for people ---- */
+
+void nf_processor_name(char *out, size_t n) {
+    snprintf(out, n, "unknown processor");
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    char line[256];
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10) && strchr(line, ':')) {
+            snprintf(out, n, "%s", strchr(line, ':') + 2);
+            out[strcspn(out, "\n")] = 0;
+            break;
+        }
+    if (f) fclose(f);
+}
 
 static double gib(uint64_t bytes) {
     return (double)bytes / (double)(UINT64_C(1) << 30);

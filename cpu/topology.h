@@ -73,6 +73,8 @@ void nf_topology_free(nf_topology *topology);
  * least 1. */
 int nf_topology_default_threads(const nf_topology *topology);
 
+/* The processor's name as the kernel has it ("unknown processor" where it has none), cut to n - 1 bytes. */
+void nf_processor_name(char *out, size_t n);
 /* Appends a description for people, a few lines. */
 nf_status nf_topology_describe(const nf_topology *topology, nf_buf *out, nf_error *err);
 

@@ -12,8 +12,6 @@
 
 #include <stdbool.h>
 
-/* Appends the cache folder's path; does not create it. */
-nf_status nf_cache_folder(nf_buf *out, nf_error *err);
 /* Appends the name that the container of `source` has, converted or not; sets *exists. */
 nf_status nf_cache_lookup(const char *source, nf_format type, nf_buf *path, bool *exists, nf_error *err);
 /* Appends the path of the container of `source`, converting it first when the cache lacks it (or holds a
