@@ -4,13 +4,14 @@
  *
  * Neither product sums across lanes: scores have a key in each lane (K is stored with 16 keys side by side),
  * the output has a column in each lane. K and V are read once for NF_ATTENTION_AT_ONCE rows whose sums stay
- * in registers: 4 n keys dim flops for 8 n keys dim / rows bytes.
+ * in registers: 4 n keys dim flops for 2 n keys dim element / rows bytes. Elements become f32 as they are
+ * read.
  */
 #ifndef NF_CPU_ATTENTION_KERNELS_H
 #define NF_CPU_ATTENTION_KERNELS_H
 
 #include "cpu/kernels.h"
-#include "cpu/vec16.h"
+#include "cpu/kv_load.h"
 
 #ifndef NF_ATTENTION_AT_ONCE
 #error "NF_ATTENTION_AT_ONCE: how many query rows the level takes at once (1, 4 or 8)"
@@ -18,22 +19,40 @@
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-/* scores[r][key] of R rows (q: [dim][R]) and two vectors of 16 keys. */
-static ALWAYS_INLINE void score_keys(int R, size_t dim, const float *q, const float *k, float scale,
-                                     float *scores) {
-    vec16 sum[8][2];
-    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = v16_set(0.0f);
-    for (size_t i = 0; i < dim; i++) {
-        const vec16 k0 = v16_load(k + 16 * i), k1 = v16_load(k + 16 * (dim + i));
-        for (int r = 0; r < R; r++) {
-            const vec16 x = v16_set(q[i * (size_t)R + (size_t)r]);
-            sum[r][0] = v16_fma(x, k0, sum[r][0]);
-            sum[r][1] = v16_fma(x, k1, sum[r][1]);
+static ALWAYS_INLINE bool is_scaled(nf_kv_type type) {
+    return type == NF_KV_FP8 || type == NF_KV_Q8;
+}
+
+/* scores[r][key] of R rows (q: [dim][R]) and the 32 keys from `key` on. The products of a group of columns
+ * are summed up and then scaled; the groups are summed up in the scores. */
+static ALWAYS_INLINE void score_keys(nf_kv_type type, int R, const nf_kv_layout *l, const float *q,
+                                     const uint8_t *kv, size_t key, float scale, float *scores) {
+    const float *scales = (const float *)(const void *)(kv + l->k_scales) + key * l->n_scales;
+    const size_t k0 = key * l->dim, k1 = k0 + 16 * l->dim;
+    scores += key;
+    for (size_t from = 0, to; from < l->dim; from = to, scales += 16) {
+        to = l->dim - from < l->group ? l->dim : from + l->group;
+        vec16 sum[8][2];
+        for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = v16_set(0.0f);
+        for (size_t i = from; i < to; i++) {
+            const vec16 x0 = kv_load(type, kv, k0 + 16 * i), x1 = kv_load(type, kv, k1 + 16 * i);
+            for (int r = 0; r < R; r++) {
+                const vec16 x = v16_set(q[i * (size_t)R + (size_t)r]);
+                sum[r][0] = v16_fma(x, x0, sum[r][0]);
+                sum[r][1] = v16_fma(x, x1, sum[r][1]);
+            }
         }
+        for (int r = 0; r < R; r++)
+            for (size_t c = 0; c < 2; c++) {
+                float *out = scores + NF_ATTENTION_BLOCK * r + 16 * c;
+                vec16 s = sum[r][c];
+                if (is_scaled(type)) {
+                    const vec16 by = v16_load(scales + 16 * l->n_scales * c);
+                    s = from ? v16_fma(s, by, v16_load(out)) : v16_mul(s, by);
+                }
+                v16_store(out, to < l->dim ? s : v16_mul(s, v16_set(scale)));
+            }
     }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2; c++)
-            v16_store(scores + NF_ATTENTION_BLOCK * r + 16 * c, v16_mul(sum[r][c], v16_set(scale)));
 }
 
 /* p = exp(s - max s) in place over n keys, lanes behind them 0; false when a score is NaN or infinite. */
@@ -55,10 +74,18 @@ static bool softmax_row(float *s, size_t n, nf_attention_part *part) {
     return v16_sum(zero) == 0.0f;
 }
 
-/* out[r][16 NV columns] = sum over keys of p[r][j] v[j], j increasing. v: NV column blocks of 256 rows of 16;
- * all rows have the first `common` keys, row r has keys[r]. */
-static ALWAYS_INLINE void sum_values(int R, int NV, const float *p, const float *v, size_t common,
-                                     const size_t *keys, float *out) {
+/* w[r][j] = p[r][j] times the scale of value j, over `most` keys. */
+static ALWAYS_INLINE void weigh(int R, const float *p, const float *scales, size_t most, float *w) {
+    for (int r = 0; r < R; r++)
+        for (size_t j = NF_ATTENTION_BLOCK * (size_t)r; j < NF_ATTENTION_BLOCK * (size_t)r + most; j += 16)
+            v16_store(w + j, v16_mul(v16_load(p + j), v16_load(scales + j % NF_ATTENTION_BLOCK)));
+}
+
+/* out[r][16 NV columns] = sum over keys of p[r][j] v[j], j increasing, for the columns from 16 `column` on.
+ * All rows have the first `common` keys, row r has keys[r]. */
+static ALWAYS_INLINE void sum_values(nf_kv_type type, int R, int NV, const float *p, const uint8_t *v,
+                                     size_t column, size_t common, const size_t *keys, float *out) {
+    const size_t at = 16 * NF_ATTENTION_BLOCK * column;
     vec16 sum[8][2];
     size_t most = common;
     for (int r = 0; r < R; r++) {
@@ -67,7 +94,7 @@ static ALWAYS_INLINE void sum_values(int R, int NV, const float *p, const float 
     }
     for (size_t j = 0; j < common; j++) {
         vec16 x[2];
-        for (int c = 0; c < NV; c++) x[c] = v16_load(v + 16 * (NF_ATTENTION_BLOCK * (size_t)c + j));
+        for (int c = 0; c < NV; c++) x[c] = kv_load(type, v, at + 16 * (NF_ATTENTION_BLOCK * (size_t)c + j));
         for (int r = 0; r < R; r++) {
             const vec16 w = v16_set(p[NF_ATTENTION_BLOCK * (size_t)r + j]);
             for (int c = 0; c < NV; c++) sum[r][c] = v16_fma(w, x[c], sum[r][c]);
@@ -81,7 +108,7 @@ static ALWAYS_INLINE void sum_values(int R, int NV, const float *p, const float 
             vec16 more = v16_load(out + 32 * r + 16 * c);
             for (size_t j = common; j < keys[r]; j++)
                 more = v16_fma(v16_set(p[NF_ATTENTION_BLOCK * (size_t)r + j]),
-                               v16_load(v + 16 * (NF_ATTENTION_BLOCK * (size_t)c + j)), more);
+                               kv_load(type, v, at + 16 * (NF_ATTENTION_BLOCK * (size_t)c + j)), more);
             v16_store(out + 32 * r + 16 * c, more);
         }
 }
@@ -120,10 +147,12 @@ static void k_attention_join(bool first, const nf_attention_part *part, const fl
     join_columns(first, join_part(first, part, total), block, acc, dim);
 }
 
-static ALWAYS_INLINE bool block_rows(int R, const nf_attention_rows *rows, size_t at, const float *kv) {
-    const size_t dim = rows->dim, *keys = rows->keys + at;
-    const float *v = kv + NF_ATTENTION_BLOCK * dim;
-    float *scores = rows->scratch, *q = scores + 8 * NF_ATTENTION_BLOCK, out[8 * 32];
+static ALWAYS_INLINE bool block_rows(nf_kv_type type, int R, const nf_attention_rows *rows, size_t at,
+                                     const uint8_t *kv) {
+    const nf_kv_layout *l = rows->layout;
+    const size_t dim = l->dim, *keys = rows->keys + at;
+    const float *v_scales = (const float *)(const void *)(kv + l->v_scales);
+    float *scores = rows->scratch, *weights = scores, *q = scores + 16 * NF_ATTENTION_BLOCK, out[8 * 32];
     size_t common = keys[0], most = keys[0];
     join joins[8];
     bool finite = true;
@@ -132,36 +161,53 @@ static ALWAYS_INLINE bool block_rows(int R, const nf_attention_rows *rows, size_
         most = keys[r] > most ? keys[r] : most;
         for (size_t i = 0; i < dim; i++) q[i * (size_t)R + (size_t)r] = rows->q[at + (size_t)r][i];
     }
-    for (size_t j = 0; j < most; j += 32) score_keys(R, dim, q, kv + j * dim, rows->scale, scores + j);
+    for (size_t j = 0; j < most; j += 32) score_keys(type, R, l, q, kv, j, rows->scale, scores);
     for (int r = 0; r < R; r++) {
         nf_attention_part part;
         finite &= softmax_row(scores + NF_ATTENTION_BLOCK * r, keys[r], &part);
         joins[r] = join_part(rows->first, &part, rows->part[at + (size_t)r]);
     }
-    for (size_t c = 0; c < dim; c += 32, v += 32 * NF_ATTENTION_BLOCK) {
+    for (size_t c = 0; c < dim; c += 32) {
         const size_t n = dim - c < 32 ? dim - c : 32;
+        if (is_scaled(type) && (type == NF_KV_Q8 || !c)) {
+            weights = scores + 8 * NF_ATTENTION_BLOCK;
+            weigh(R, scores, v_scales + c / l->group * NF_ATTENTION_BLOCK, most, weights);
+        }
         if (n > 16)
-            sum_values(R, 2, scores, v, common, keys, out);
+            sum_values(type, R, 2, weights, kv + l->v, c / 16, common, keys, out);
         else
-            sum_values(R, 1, scores, v, common, keys, out);
+            sum_values(type, R, 1, weights, kv + l->v, c / 16, common, keys, out);
         for (int r = 0; r < R; r++)
             join_columns(rows->first, joins[r], out + 32 * r, rows->acc[at + (size_t)r] + c, n);
     }
     return finite;
 }
 
-static bool k_attention_block(const nf_attention_rows *rows, const float *kv) {
+static ALWAYS_INLINE bool block_of_type(nf_kv_type type, const nf_attention_rows *rows, const uint8_t *kv) {
     bool finite = true;
     size_t r = 0;
 #if NF_ATTENTION_AT_ONCE >= 8
-    for (; r + 8 <= rows->n; r += 8) finite &= block_rows(8, rows, r, kv);
+    for (; r + 8 <= rows->n; r += 8) finite &= block_rows(type, 8, rows, r, kv);
 #endif
 #if NF_ATTENTION_AT_ONCE >= 4
-    for (; r + 4 <= rows->n; r += 4) finite &= block_rows(4, rows, r, kv);
-    for (; r + 2 <= rows->n; r += 2) finite &= block_rows(2, rows, r, kv);
+    for (; r + 4 <= rows->n; r += 4) finite &= block_rows(type, 4, rows, r, kv);
+    for (; r + 2 <= rows->n; r += 2) finite &= block_rows(type, 2, rows, r, kv);
 #endif
-    for (; r < rows->n; r++) finite &= block_rows(1, rows, r, kv);
+    for (; r < rows->n; r++) finite &= block_rows(type, 1, rows, r, kv);
     return finite;
+}
+
+static bool k_attention_block(const nf_attention_rows *rows, const void *kv) {
+    switch (rows->layout->type) {
+    case NF_KV_F32:
+        return block_of_type(NF_KV_F32, rows, kv);
+    case NF_KV_BF16:
+        return block_of_type(NF_KV_BF16, rows, kv);
+    case NF_KV_FP8:
+        return block_of_type(NF_KV_FP8, rows, kv);
+    default:
+        return block_of_type(NF_KV_Q8, rows, kv);
+    }
 }
 
 /* The members of nf_kernels that this file provides. */

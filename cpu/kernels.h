@@ -7,14 +7,12 @@
 #define NF_CPU_KERNELS_H
 
 #include "base/status.h"
+#include "cpu/kv.h"
 #include "format/types.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/* Attention walks the keys in blocks at absolute multiples of this many positions (contract B). */
-#define NF_ATTENTION_BLOCK 256
 
 /* A matrix [rows, cols] in tile layout. Borrowed memory. */
 typedef struct nf_weights {
@@ -56,32 +54,20 @@ typedef struct nf_attention_part {
 
 /* Query rows of one KV head, see attention_block. */
 typedef struct nf_attention_rows {
-    size_t n, dim; /* n: 1..NF_ATTENTION_ROWS */
+    size_t n; /* 1..NF_ATTENTION_ROWS */
+    const nf_kv_layout *layout;
     const float *q[NF_ATTENTION_ROWS];
     float *acc[NF_ATTENTION_ROWS]; /* [dim] */
     nf_attention_part *part[NF_ATTENTION_ROWS];
     size_t keys[NF_ATTENTION_ROWS]; /* 1..256: keys of the block that the row sees */
     bool first;                     /* nothing in acc and part yet */
     float scale;
-    float *scratch; /* [NF_ATTENTION_ROWS, 256 + dim] */
+    float *scratch; /* [nf_attention_scratch(dim)] */
 } nf_attention_rows;
 
-/* Floats of K and V of one KV head over a block: K as [256/16][dim][16 keys], then V as [dim/16][256][16
- * columns], padded with zeros. */
-static inline size_t nf_kv_floats(size_t dim) {
-    return NF_ATTENTION_BLOCK * (dim + (dim + 15) / 16 * 16);
-}
-
-/* Puts k and v [dim] of position `slot` of the block in its place; false when one is NaN or infinite. */
-static inline bool nf_kv_store(float *kv, size_t dim, size_t slot, const float *k, const float *v) {
-    float *values = kv + NF_ATTENTION_BLOCK * dim, zero = 0.0f;
-    kv += slot / 16 * 16 * dim + slot % 16;
-    for (size_t i = 0; i < dim; i++) {
-        kv[16 * i] = k[i];
-        values[16 * (i / 16 * NF_ATTENTION_BLOCK + slot) + i % 16] = v[i];
-        zero += (k[i] - k[i]) + (v[i] - v[i]); /* NaN for NaN and infinity */
-    }
-    return zero == 0.0f;
+/* Floats of scratch memory: scores, scaled weights, queries. */
+static inline size_t nf_attention_scratch(size_t dim) {
+    return NF_ATTENTION_ROWS * (2 * NF_ATTENTION_BLOCK + dim);
 }
 
 #define NF_DELTA_COLUMNS 32 /* columns of a state matrix that lie together */
@@ -138,10 +124,11 @@ typedef struct nf_kernels {
                       size_t n);
 
     /* One block of keys of one KV head (nf_kv_store) against the rows; false when a score is NaN or infinite:
-     * s_j = (q . k_j) * scale (fma, column after column); max = max s; p_j = exp(s_j - max); sum = sum p (16
-     * lanes, tree); block = sum p_j v_j (fma, key after key). Each row's part and acc then take it in as
-     * attention_join says. */
-    bool (*attention_block)(const nf_attention_rows *rows, const float *kv);
+     * s_j = (q . k_j) * scale (fma, column after column; in scaled types group after group, each times its
+     * scale); max = max s; p_j = exp(s_j - max); sum = sum p (16 lanes, tree); block = sum p_j v_j (fma, key
+     * after key; in scaled types p_j is multiplied by the scale of v_j first). Each row's part and acc then
+     * take it in as attention_join says. */
+    bool (*attention_block)(const nf_attention_rows *rows, const void *kv);
     /* Takes the next block of keys, its part and `block` [dim], into a row's total and acc [dim]. With
      * `first` they are copied; otherwise M = max(total's max, part's max), a = exp(total's max - M), b =
      * exp(part's max - M), sum = fma(total's sum, a, part's sum * b), acc = fma(b, block, acc * a). */

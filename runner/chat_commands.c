@@ -34,12 +34,14 @@ static nf_command_result set_think(nf_chat *chat, const char *value) {
 static void print_stats(const nf_chat *chat) {
     nf_model_info info;
     nf_model_get_info(chat->model, &info);
+    nf_session_info session;
+    nf_session_get_info(chat->session, &session);
     uint32_t position = nf_session_position(chat->session);
-    uint64_t held = position * info.kv_bytes_per_token + info.state_bytes;
     fprintf(stderr, "model    %s (%s, %s), %d threads, %s kernels\n", info.name, info.architecture, info.type,
             info.n_threads, info.isa);
-    fprintf(stderr, "context  %u of %u tokens, %llu bytes of KV and state\n", position, chat->max_context,
-            (unsigned long long)held);
+    fprintf(stderr, "context  %u of %u tokens, %llu bytes of KV (%s, %llu a token), %llu of state\n",
+            position, chat->max_context, (unsigned long long)session.kv_bytes, session.kv_dtype,
+            (unsigned long long)session.kv_bytes_per_token, (unsigned long long)session.state_bytes);
     fprintf(stderr, "answers  %llu, %llu tokens, decode %.0f tok/s\n", (unsigned long long)chat->answers,
             (unsigned long long)chat->answer_tokens,
             chat->decode_s > 0 ? (double)chat->decode_steps / chat->decode_s : 0);

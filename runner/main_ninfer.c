@@ -8,6 +8,7 @@
 #include "runner/load.h"
 #include "runner/npy.h"
 #include "runner/sampling_args.h"
+#include "runner/session_args.h"
 #include "runner/terminal.h"
 #include "runtime/ninfer.h"
 
@@ -20,7 +21,7 @@
 #define PROGRAM "ninfer"
 
 static struct {
-    const char *prompt, *file, *ids, *dump_logits;
+    const char *prompt, *file, *ids, *dump_logits, *kv_dtype;
     bool has_prompt, has_file, has_ids, has_n, chat, tokenize, ignore_eos, json, verify;
     int64_t n, threads, prefill_chunk, max_context;
     nf_text_list stop;
@@ -57,6 +58,7 @@ static const nf_opt options[] = {
      "tokens of prompt and answer (default: the model's limit)", 1, INT32_MAX, NULL},
     {"prefill-chunk", 0, NF_OPT_INT, &args.prefill_chunk, "N",
      "prompt tokens computed together (default 512)", 1, 65536, NULL},
+    NF_KV_DTYPE_OPTION(args.kv_dtype),
     {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per core that the process may use)",
      1, 1024, NULL},
     {"verify", 0, NF_OPT_FLAG, &args.verify, NULL, "check every checksum of the model before using it", 0, 0,
@@ -95,7 +97,8 @@ static int check_usage(void) {
         return nf_usage_error(&spec, "--tokenize computes no logits; leave out --dump-logits");
     for (size_t i = 0; i < args.stop.n; i++)
         if (!args.stop.items[i][0]) return nf_usage_error(&spec, "--stop must not be empty");
-    return 0;
+    nf_kv_type kv_type;
+    return nf_kv_dtype_check(&spec, args.kv_dtype, &kv_type);
 }
 
 static nf_status check_stops(nf_error *err) {
@@ -314,7 +317,8 @@ static int run_model(const char *path, prompt_ids *prompt, nf_npy *npy) {
     nf_model *model = NULL;
     nf_session *session = NULL;
     nf_session_options session_options = {.max_context = (uint32_t)args.max_context,
-                                          .prefill_chunk = (uint32_t)args.prefill_chunk};
+                                          .prefill_chunk = (uint32_t)args.prefill_chunk,
+                                          .kv_dtype = args.kv_dtype};
     nf_status status = nf_load_model(path, (int)args.threads, args.verify, &model, &err);
     if (!status && !args.has_ids) status = tokenize_prompt(model, prompt, &err);
     if (!status && args.tokenize) {

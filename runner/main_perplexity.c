@@ -8,6 +8,7 @@
 #include "base/progress.h"
 #include "runner/load.h"
 #include "runner/npy.h"
+#include "runner/session_args.h"
 #include "runner/terminal.h"
 #include "runtime/ninfer.h"
 #include "runtime/recorder.h"
@@ -22,7 +23,7 @@
 
 static struct {
     int64_t window, stride, max_windows, threads, prefill_chunk;
-    const char *token_nll, *record_imatrix;
+    const char *token_nll, *record_imatrix, *kv_dtype;
     bool json, verify;
 } args = {.window = 512, .stride = 512};
 
@@ -40,6 +41,7 @@ static const nf_opt options[] = {
      0, 0, NULL},
     {"prefill-chunk", 0, NF_OPT_INT, &args.prefill_chunk, "N", "tokens computed together (default 512)", 1,
      65536, NULL},
+    NF_KV_DTYPE_OPTION(args.kv_dtype),
     {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per core that the process may use)",
      1, 1024, NULL},
     {"verify", 0, NF_OPT_FLAG, &args.verify, NULL, "check every checksum of the model before using it", 0, 0,
@@ -142,7 +144,8 @@ static nf_status run(const char *model_path, const char *file, nf_npy *npy, nf_e
     nf_model_info info;
     scoring s = {.bar = {.out = stderr, .cancel = nf_interrupt_flag(), .unit = "tokens"}};
     nf_session_options session_options = {.max_context = (uint32_t)args.window,
-                                          .prefill_chunk = (uint32_t)args.prefill_chunk};
+                                          .prefill_chunk = (uint32_t)args.prefill_chunk,
+                                          .kv_dtype = args.kv_dtype};
     nf_status status = args.record_imatrix ? nf_check_output(args.record_imatrix, err) : NF_OK;
     if (!status) status = nf_load_text(file, &text, err);
     if (!status) status = nf_load_model(model_path, (int)args.threads, args.verify, &model, err);
@@ -177,6 +180,8 @@ int main(int argc, char **argv) {
     size_t n_positional;
     nf_args_result parsed = nf_args_parse(&spec, argc, argv, positional, &n_positional);
     if (parsed != NF_ARGS_RUN) return parsed == NF_ARGS_DONE ? 0 : 2;
+    nf_kv_type kv_type;
+    if (nf_kv_dtype_check(&spec, args.kv_dtype, &kv_type)) return 2;
     nf_interrupt_setup();
     nf_error err = {0};
     nf_npy npy = {0};

@@ -13,6 +13,7 @@
 #include "runner/load.h"
 #include "runner/plan.h"
 #include "runner/sampling_args.h"
+#include "runner/session_args.h"
 #include "runner/terminal.h"
 #include "runtime/ninfer.h"
 
@@ -26,7 +27,7 @@
 #define PROGRAM "ninfer-run"
 
 static struct {
-    const char *prompt, *system, *type, *think;
+    const char *prompt, *system, *type, *think, *kv_dtype;
     bool has_prompt, dry_run;
     int64_t max_tokens, max_context, threads;
     nf_sampling_args sampling;
@@ -48,6 +49,7 @@ static const nf_opt options[] = {
     NF_SAMPLING_OPTIONS(args.sampling, "the model's"),
     {"seed", 0, NF_OPT_INT, &args.sampling.seed, "N",
      "of sampling (default 0; random in a chat on a terminal)", 0, 9e18, &args.sampling.has_seed},
+    NF_KV_DTYPE_OPTION(args.kv_dtype),
     {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per core that the process may use)",
      1, 1024, NULL},
     {0}};
@@ -174,7 +176,8 @@ static int run(const char *path, nf_think_mode think) {
     nf_model *model = NULL;
     nf_session *session = NULL;
     nf_model_info info = {0};
-    nf_session_options session_options = {.max_context = (uint32_t)args.max_context};
+    nf_session_options session_options = {.max_context = (uint32_t)args.max_context,
+                                          .kv_dtype = args.kv_dtype};
     nf_status status = nf_load_model(path, (int)args.threads, false, &model, &err);
     if (!status) nf_model_get_info(model, &info);
     if (!status && !info.has_chat_template)
@@ -203,7 +206,7 @@ static int run(const char *path, nf_think_mode think) {
 
 /* ---- the whole ---- */
 
-static int check_usage(nf_format *type, nf_think_mode *think) {
+static int check_usage(nf_format *type, nf_think_mode *think, nf_kv_type *kv_type) {
     *type = (nf_format){0};
     if (!nf_type_by_name(args.type, &type->type) || type->type == NF_TYPE_U8)
         return nf_usage_error(&spec, "--type must be c4, z4, a4, s5, s6, i8, f8, bf16, f16 or f32, not '%s'",
@@ -217,7 +220,7 @@ static int check_usage(nf_format *type, nf_think_mode *think) {
         *think = NF_THINK_AUTO;
     else
         return nf_usage_error(&spec, "--think must be on, off or auto, not '%s'", args.think);
-    return 0;
+    return nf_kv_dtype_check(&spec, args.kv_dtype, kv_type);
 }
 
 int main(int argc, char **argv) {
@@ -227,7 +230,8 @@ int main(int argc, char **argv) {
     if (parsed != NF_ARGS_RUN) return parsed == NF_ARGS_DONE ? 0 : 2;
     nf_format type;
     nf_think_mode think = NF_THINK_AUTO;
-    int exit_status = check_usage(&type, &think);
+    nf_kv_type kv_type = NF_KV_F32;
+    int exit_status = check_usage(&type, &think, &kv_type);
     if (exit_status) return exit_status;
     nf_interrupt_setup();
     nf_error err = {0};
@@ -236,8 +240,10 @@ int main(int argc, char **argv) {
     if (args.has_prompt && !args.prompt[0])
         status = nf_fail(&err, NF_ERR_ARGUMENT, "--prompt: the prompt is empty");
     if (!status && !model && !(status = nf_embedded_model(&embedded, &err))) model = embedded.data;
-    nf_plan_options plan = {
-        .type = type, .max_context = (uint32_t)args.max_context, .n_threads = (int)args.threads};
+    nf_plan_options plan = {.type = type,
+                            .kv_type = kv_type,
+                            .max_context = (uint32_t)args.max_context,
+                            .n_threads = (int)args.threads};
     if (!status && args.dry_run)
         status = nf_plan_print(model, &plan, stdout, &err);
     else if (!status)

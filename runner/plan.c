@@ -30,7 +30,7 @@ static nf_status print_session(const nf_plan_options *o, uint32_t limit, uint64_
     if (context > limit)
         return nf_fail(err, NF_ERR_ARGUMENT, "--max-context %llu: the model's limit is %u",
                        (unsigned long long)context, limit);
-    row(out, "KV cache per token", b->kv_per_token, "");
+    row(out, "KV cache per token", b->kv_per_token, nf_kv_type_name(o->kv_type));
     snprintf(remark, sizeof remark, "for %llu tokens, taken as the context grows",
              (unsigned long long)context);
     row(out, "KV cache", kv, remark);
@@ -46,7 +46,9 @@ static nf_status print_container(const char *path, const nf_plan_options *o, FIL
     nf_status status = nf_load_model(path, o->n_threads, false, &model, err);
     if (status) return status;
     nf_model_get_info(model, &info);
-    session_bytes bytes = {info.kv_bytes_per_token, info.state_bytes, info.workspace_bytes};
+    session_bytes bytes;
+    nf_session_sizes(model, o->kv_type, NF_DEFAULT_PREFILL_CHUNK, &bytes.kv_per_token, &bytes.state,
+                     &bytes.workspace);
     fprintf(out, "%-24s %s (%s, %s), %u layers, %u experts, top-%u\n", "model", info.name, info.architecture,
             info.type, info.n_layers, info.n_experts, info.top_k);
     fprintf(out, "%-24s %s\n", "container", path);
@@ -60,8 +62,9 @@ static nf_status print_container(const char *path, const nf_plan_options *o, FIL
 }
 
 /* Sizes of a session need only the description and the number of threads: a model without weights will do. */
-static nf_status measure_session(const nf_model_desc *desc, int n_threads, session_bytes *out,
+static nf_status measure_session(const nf_model_desc *desc, const nf_plan_options *o, session_bytes *out,
                                  nf_error *err) {
+    int n_threads = o->n_threads;
     if (!n_threads) {
         nf_topology topology;
         nf_status status = nf_topology_get(&topology, err);
@@ -71,7 +74,8 @@ static nf_status measure_session(const nf_model_desc *desc, int n_threads, sessi
     }
     nf_model shape = {.desc = *desc};
     nf_team_init(&shape.team, n_threads);
-    nf_session_sizes(&shape, NF_DEFAULT_PREFILL_CHUNK, &out->kv_per_token, &out->state, &out->workspace);
+    nf_session_sizes(&shape, o->kv_type, NF_DEFAULT_PREFILL_CHUNK, &out->kv_per_token, &out->state,
+                     &out->workspace);
     return NF_OK;
 }
 
@@ -84,7 +88,7 @@ static nf_status print_described(const char *path, const nf_plan_options *o, uin
     nf_status status = nf_buf_printf(&file, err, "%s/config.json", path);
     if (!status) status = nf_read_file(file.data, 64 << 20, &config, err);
     if (!status) status = nf_model_desc_parse(config.data, config.len, file.data, &desc, err);
-    if (!status) status = measure_session(&desc, o->n_threads, &bytes, err);
+    if (!status) status = measure_session(&desc, o, &bytes, err);
     if (!status) {
         fprintf(out, "%-24s %s, %u layers, %u experts, top-%u\n", "model", desc.architecture, desc.n_layers,
                 desc.n_experts, desc.top_k);

@@ -2,6 +2,7 @@
 #ifndef NF_RUNNER_PLAN_H
 #define NF_RUNNER_PLAN_H
 
+#include "cpu/kv.h"
 #include "format/types.h"
 #include "runtime/ninfer.h"
 
@@ -10,6 +11,7 @@
 
 typedef struct nf_plan_options {
     nf_format type;       /* of a conversion */
+    nf_kv_type kv_type;   /* of a session */
     uint32_t max_context; /* 0: the model's */
     int n_threads;        /* 0: all allowed cores */
 } nf_plan_options;

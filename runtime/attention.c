@@ -14,8 +14,8 @@ typedef struct attention_step {
 } attention_step;
 
 /* K and V of one KV head over the block of `position`. */
-static float *kv_block(nf_session *s, uint32_t layer, size_t head, size_t position) {
-    return s->kv[layer].pages[position / NF_ATTENTION_BLOCK] + head * nf_kv_floats(s->model->desc.head_dim);
+static void *kv_block(nf_session *s, uint32_t layer, size_t head, size_t position) {
+    return s->kv[layer].pages[position / NF_ATTENTION_BLOCK] + head * s->kv_layout.bytes;
 }
 
 static void note_numeric(nf_session *s, bool finite) {
@@ -54,8 +54,8 @@ static void prepare_body(void *user, size_t begin, size_t end, int thread) {
         nf_norm_row(s, k, w->k_norm, dim, k);
         rotate(k, cosine, sine, half);
         note_numeric(s,
-                     nf_kv_store(kv_block(s, step->layer, head, position), dim, position % NF_ATTENTION_BLOCK,
-                                 k, s->v + (t * d->n_kv_heads + head) * dim));
+                     nf_kv_store(&s->kv_layout, kv_block(s, step->layer, head, position),
+                                 position % NF_ATTENTION_BLOCK, k, s->v + (t * d->n_kv_heads + head) * dim));
     }
 }
 
@@ -81,7 +81,7 @@ static void attend_rows(nf_session *s, uint32_t layer, const row_set *set, size_
     const nf_model_desc *d = &s->model->desc;
     const size_t dim = d->head_dim, group = d->n_heads / d->n_kv_heads;
     nf_attention_rows rows = {.n = set->n_tokens * set->n_heads,
-                              .dim = dim,
+                              .layout = &s->kv_layout,
                               .first = accs || !block,
                               .scale = 1.0f / sqrtf((float)dim),
                               .scratch = scratch};

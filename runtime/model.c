@@ -183,7 +183,7 @@ void nf_model_get_info(const nf_model *model, nf_model_info *out) {
         .isa = model->kernels->name,
         .has_chat_template = model->chat_template != NULL,
     };
-    nf_session_sizes(model, NF_DEFAULT_PREFILL_CHUNK, &out->kv_bytes_per_token, &out->state_bytes,
+    nf_session_sizes(model, NF_KV_F32, NF_DEFAULT_PREFILL_CHUNK, &out->kv_bytes_per_token, &out->state_bytes,
                      &out->workspace_bytes);
 }
 

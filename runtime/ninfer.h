@@ -69,16 +69,16 @@ typedef struct nf_model_info {
     const char *architecture; /* "qwen3_5_moe_text" */
     const char *type;         /* storage type of the recipe: "c4" */
     uint32_t n_layers, hidden, n_experts, top_k;
-    uint32_t vocab_size;   /* columns of the logits */
-    uint32_t max_context;  /* tokens, prompt and answer together */
-    uint64_t file_bytes;   /* all parts */
-    uint64_t weight_bytes; /* bytes of tensors that inference maps (banks included) */
-    uint64_t expert_bytes; /* of these: expert banks */
-    uint64_t kv_bytes_per_token;
-    uint64_t state_bytes;     /* recurrent and convolution state of one session */
-    uint64_t workspace_bytes; /* scratch of one session at the default prefill chunk */
-    int n_threads;            /* threads in use */
-    const char *isa;          /* kernels in use: "portable", "avx2", "avx512" */
+    uint32_t vocab_size;         /* columns of the logits */
+    uint32_t max_context;        /* tokens, prompt and answer together */
+    uint64_t file_bytes;         /* all parts */
+    uint64_t weight_bytes;       /* bytes of tensors that inference maps (banks included) */
+    uint64_t expert_bytes;       /* of these: expert banks */
+    uint64_t kv_bytes_per_token; /* with f32 entries; nf_session_get_info has a session's own */
+    uint64_t state_bytes;        /* recurrent and convolution state of one session */
+    uint64_t workspace_bytes;    /* scratch of one session at the default prefill chunk */
+    int n_threads;               /* threads in use */
+    const char *isa;             /* kernels in use: "portable", "avx2", "avx512" */
     bool has_chat_template;
 } nf_model_info;
 
@@ -107,11 +107,25 @@ NF_API nf_status nf_chat_prompt(const nf_model *model, const char *request, char
 typedef struct nf_session_options {
     uint32_t max_context;   /* 0: the model's; larger values are an error */
     uint32_t prefill_chunk; /* tokens computed together; 0: 512. Never changes the result. */
+    /* Type of the KV cache's entries: "f32" (NULL means it), "bf16", "fp8" (e4m3, a scale for each token and
+     * head) or "q8" (int8, a scale for 32 values). The smaller ones change the result a little
+     * (bench/results/kv.md), but like f32 in the same way for every number of threads and every chunk. */
+    const char *kv_dtype;
 } nf_session_options;
 
 NF_API nf_status nf_session_new(nf_model *model, const nf_session_options *options, nf_session **out,
                                 nf_error *err);
 NF_API void nf_session_free(nf_session *session);
+
+typedef struct nf_session_info {
+    uint32_t max_context, prefill_chunk; /* tokens */
+    const char *kv_dtype;                /* "f32", "bf16", "fp8", "q8"; static memory */
+    uint64_t kv_bytes_per_token;         /* all layers, scales included */
+    uint64_t kv_bytes;                   /* held now: whole pages of 256 tokens */
+    uint64_t state_bytes;                /* recurrent and convolution state, checkpoints not counted */
+} nf_session_info;
+
+NF_API void nf_session_get_info(const nf_session *session, nf_session_info *out);
 /* Forgets the sequence. */
 NF_API void nf_session_reset(nf_session *session);
 /* Tokens evaluated so far. */

@@ -72,7 +72,7 @@ static void carve_scratch(carver *c, const nf_model *model, uint64_t T, nf_sessi
     s->z = carve(c, T * values, sizeof(float));
     s->ba = carve(c, T * 2 * d->lin_v_heads, sizeof(float));
     s->rope = carve(c, T * d->rope_dim, sizeof(float));
-    s->thread_stride = NF_ATTENTION_ROWS * (size_t)(NF_ATTENTION_BLOCK + d->head_dim + 15) / 16 * 16;
+    s->thread_stride = (nf_attention_scratch(d->head_dim) + 15) / 16 * 16;
     s->thread_scratch = carve(c, (uint64_t)model->team.n_threads * s->thread_stride, sizeof(float));
     const uint64_t blocks = ((uint64_t)d->max_context + NF_ATTENTION_BLOCK - 1) / NF_ATTENTION_BLOCK,
                    split = blocks < NF_SPLIT_BLOCKS ? blocks : NF_SPLIT_BLOCKS;
@@ -101,15 +101,18 @@ static uint64_t layout_state(const nf_model *model, size_t *state_at, size_t *co
     return at;
 }
 
-void nf_session_sizes(const nf_model *model, uint32_t chunk, uint64_t *kv_per_token, uint64_t *state,
-                      uint64_t *workspace) {
-    const nf_model_desc *d = &model->desc;
+/* Bytes of all attention layers for one block of positions. */
+static uint64_t kv_block_bytes(const nf_model_desc *d, const nf_kv_layout *layout) {
     uint64_t attention_layers = 0;
     for (uint32_t l = 0; l < d->n_layers; l++)
         attention_layers += d->layer_kind[l] == NF_LAYER_FULL_ATTENTION;
-    if (kv_per_token)
-        *kv_per_token =
-            attention_layers * d->n_kv_heads * nf_kv_floats(d->head_dim) / NF_ATTENTION_BLOCK * sizeof(float);
+    return attention_layers * d->n_kv_heads * layout->bytes;
+}
+
+void nf_session_sizes(const nf_model *model, nf_kv_type kv_type, uint32_t chunk, uint64_t *kv_per_token,
+                      uint64_t *state, uint64_t *workspace) {
+    const nf_kv_layout layout = nf_kv_layout_get(kv_type, model->desc.head_dim);
+    if (kv_per_token) *kv_per_token = kv_block_bytes(&model->desc, &layout) / NF_ATTENTION_BLOCK;
     if (state) *state = layout_state(model, NULL, NULL) * sizeof(float);
     if (workspace) {
         carver counter = {0};
@@ -149,9 +152,14 @@ nf_status nf_session_new(nf_model *model, const nf_session_options *options, nf_
     if (options->prefill_chunk > 65536)
         return nf_fail(err, NF_ERR_ARGUMENT, "the prefill chunk must be between 1 and 65536 tokens, not %u",
                        options->prefill_chunk);
+    nf_kv_type kv_type = NF_KV_F32;
+    if (options->kv_dtype && !nf_kv_type_by_name(options->kv_dtype, &kv_type))
+        return nf_fail(err, NF_ERR_ARGUMENT, "the KV cache's type must be " NF_KV_TYPE_NAMES ", not '%s'",
+                       options->kv_dtype);
     nf_session *s = nf_calloc(1, sizeof *s, "a session", err);
     if (!s) return NF_ERR_MEMORY;
     s->model = model;
+    s->kv_layout = nf_kv_layout_get(kv_type, model->desc.head_dim);
     s->max_context = options->max_context ? options->max_context : model->desc.max_context;
     s->chunk = options->prefill_chunk ? options->prefill_chunk : NF_DEFAULT_PREFILL_CHUNK;
     if (s->chunk > s->max_context) s->chunk = s->max_context;
@@ -191,6 +199,17 @@ void nf_session_reset(nf_session *s) {
 uint32_t nf_session_position(const nf_session *s) {
     return s->position;
 }
+void nf_session_get_info(const nf_session *s, nf_session_info *out) {
+    const uint64_t block = kv_block_bytes(&s->model->desc, &s->kv_layout);
+    uint64_t pages = 0;
+    for (uint32_t l = 0; l < s->model->desc.n_layers; l++) pages += s->kv[l].n_pages;
+    *out = (nf_session_info){.max_context = s->max_context,
+                             .prefill_chunk = s->chunk,
+                             .kv_dtype = nf_kv_type_name(s->kv_layout.type),
+                             .kv_bytes_per_token = block / NF_ATTENTION_BLOCK,
+                             .kv_bytes = pages * s->model->desc.n_kv_heads * s->kv_layout.bytes,
+                             .state_bytes = s->state_floats * sizeof *s->state};
+}
 void nf_session_cancel(nf_session *s) {
     s->cancelled = 1;
 }
@@ -222,8 +241,8 @@ static nf_status reserve_kv(nf_session *s, uint32_t end, nf_error *err) {
         nf_status status = nf_grow((void **)&kv->pages, &kv->cap, pages, sizeof *kv->pages, err);
         if (status) return status;
         for (; kv->n_pages < pages; kv->n_pages++) {
-            kv->pages[kv->n_pages] = nf_calloc_aligned(64, d->n_kv_heads * nf_kv_floats(d->head_dim),
-                                                       sizeof(float), "a KV cache page", err);
+            kv->pages[kv->n_pages] =
+                nf_calloc_aligned(64, d->n_kv_heads, s->kv_layout.bytes, "a KV cache page", err);
             if (!kv->pages[kv->n_pages]) return NF_ERR_MEMORY;
         }
     }

@@ -40,9 +40,9 @@ typedef struct nf_checkpoint {
     float *logits; /* [vocab] after token position-1, or NULL */
 } nf_checkpoint;
 
-/* KV of one attention layer: pages of NF_ATTENTION_BLOCK positions, [kv head][nf_kv_floats]. */
+/* KV of one attention layer: pages of NF_ATTENTION_BLOCK positions, [kv head][kv_layout.bytes]. */
 typedef struct nf_kv {
-    float **pages; /* [n_pages], grown on demand */
+    uint8_t **pages; /* [n_pages], grown on demand */
     size_t n_pages, cap;
 } nf_kv;
 
@@ -83,8 +83,9 @@ struct nf_session {
     int32_t *ids; /* [position]: tokens evaluated so far */
     size_t ids_cap;
     uint32_t position;
-    nf_kv *kv;    /* [n_layers]; unused for linear attention */
-    float *state; /* recurrent and convolution states of all linear layers */
+    nf_kv_layout kv_layout; /* of one KV head in a page */
+    nf_kv *kv;              /* [n_layers]; unused for linear attention */
+    float *state;           /* recurrent and convolution states of all linear layers */
     size_t state_floats;
     size_t *state_at, *conv_at; /* [n_layers]: offsets in state */
     nf_checkpoint checkpoints[NF_MAX_CHECKPOINTS];
@@ -102,7 +103,7 @@ struct nf_session {
     float *conv_out;       /* [T, C] */
     float *z, *ba;         /* [T, V dv], [T, 2 V]: b then a, then beta and decay */
     float *rope;           /* [T, rope_dim]: cos, then sin */
-    float *thread_scratch; /* [n_threads, NF_ATTENTION_ROWS (NF_ATTENTION_BLOCK + head_dim)] */
+    float *thread_scratch; /* [n_threads, nf_attention_scratch(head_dim)] */
     size_t thread_stride;
     nf_attention_part *attention_parts; /* [T, H] */
     nf_attention_part *split_parts;     /* [NF_SPLIT_BLOCKS, H]: blocks of keys that wait to be joined */
@@ -124,8 +125,8 @@ struct nf_session {
 };
 
 /* Bytes that a session needs with a prefill chunk of `chunk`. Any out pointer may be NULL. */
-void nf_session_sizes(const nf_model *model, uint32_t chunk, uint64_t *kv_per_token, uint64_t *state,
-                      uint64_t *workspace);
+void nf_session_sizes(const nf_model *model, nf_kv_type kv_type, uint32_t chunk, uint64_t *kv_per_token,
+                      uint64_t *state, uint64_t *workspace);
 
 /* nf_session_eval without forgetting an earlier nf_session_cancel. */
 nf_status nf_session_eval_step(nf_session *s, const int32_t *ids, size_t n, nf_logits_fn each, void *user,

@@ -1,5 +1,5 @@
-/* Rows, norms, attention and the delta rule: every level byte for byte equal to the portable one, that one
- * near a definition in double. Matrix tiles are in test_tiles.c. */
+/* Rows, norms and the delta rule: every level byte for byte equal to the portable one, that one near a
+ * definition in double. Matrix tiles are in test_tiles.c, attention in test_attention.c. */
 #include "tests/support/support.h"
 
 #include "cpu/kernels.h"
@@ -98,109 +98,6 @@ static void test_exp(void **state) {
     assert_true(a->exp(-1e30f) > 0 && a->exp(1e30f) < INFINITY);
 }
 
-/* Two blocks of keys, 1..8 rows that see different numbers of them: near a definition in double, the same
- * bytes at every level, and for every row alone. */
-static void attend(const nf_kernels *kernels, size_t n, size_t dim, const float *q, const float *kv,
-                   const size_t *keys, float *acc, nf_attention_part *parts) {
-    float *scratch = calloc(NF_ATTENTION_ROWS * (NF_ATTENTION_BLOCK + dim), sizeof *scratch);
-    nf_attention_rows rows = {.n = n, .dim = dim, .first = true, .scale = 0.25f, .scratch = scratch};
-    for (size_t r = 0; r < n; r++) {
-        rows.q[r] = q + r * dim;
-        rows.acc[r] = acc + r * dim;
-        rows.part[r] = parts + r;
-        rows.keys[r] = NF_ATTENTION_BLOCK;
-    }
-    assert_true(kernels->attention_block(&rows, kv));
-    rows.first = false;
-    memcpy(rows.keys, keys, n * sizeof *keys);
-    assert_true(kernels->attention_block(&rows, kv + nf_kv_floats(dim)));
-    free(scratch);
-}
-
-static void test_attention_block(void **state) {
-    (void)state;
-    static const size_t dims[] = {8, 20, 64, 80, 96, 128, 256}, ns[] = {1, 15, 16, 17, 100, 249};
-    static const char *const levels[] = {"avx2", "avx512"};
-    enum { ALL = 2 * NF_ATTENTION_BLOCK };
-    const nf_kernels *a = nf_kernels_by_name("portable");
-    uint64_t seed = 11;
-    for (size_t c = 0; c < 7 * 6; c++) {
-        const size_t dim = dims[c % 7], n = 1 + c % NF_ATTENTION_ROWS;
-        float *q = calloc(8 * dim, 4), *k = calloc(ALL * dim, 4), *v = calloc(ALL * dim, 4),
-              *kv = calloc(2 * nf_kv_floats(dim), 4), *acc[3];
-        nf_attention_part parts[3][8] = {0};
-        size_t keys[8];
-        for (int i = 0; i < 3; i++) acc[i] = calloc(8 * dim, 4);
-        for (size_t i = 0; i < 8 * dim; i++) q[i] = next_float(&seed);
-        for (size_t i = 0; i < ALL * dim; i++) k[i] = next_float(&seed), v[i] = next_float(&seed);
-        for (size_t j = 0; j < ALL; j++)
-            assert_true(nf_kv_store(kv + j / NF_ATTENTION_BLOCK * nf_kv_floats(dim), dim,
-                                    j % NF_ATTENTION_BLOCK, k + j * dim, v + j * dim));
-        for (size_t r = 0; r < 8; r++) keys[r] = ns[c / 7] + r / 2;
-        attend(a, n, dim, q, kv, keys, acc[0], parts[0]);
-        for (size_t r = 0; r < n; r++) {
-            double s[ALL], max = -INFINITY, sum = 0;
-            const size_t all = NF_ATTENTION_BLOCK + keys[r];
-            for (size_t j = 0; j < all; j++) {
-                s[j] = 0;
-                for (size_t i = 0; i < dim; i++) s[j] += (double)q[r * dim + i] * k[j * dim + i] * 0.25;
-                max = fmax(max, s[j]);
-            }
-            for (size_t j = 0; j < all; j++) sum += s[j] = exp(s[j] - max);
-            assert_float_equal(parts[0][r].max, (float)max, 1e-4f);
-            assert_float_equal(parts[0][r].sum / sum, 1.0, 1e-4f);
-            for (size_t i = 0; i < dim; i++) {
-                double want = 0;
-                for (size_t j = 0; j < all; j++) want += s[j] * v[j * dim + i];
-                assert_float_equal(acc[0][r * dim + i] / sum, want / sum, 1e-4f);
-            }
-            attend(a, 1, dim, q + r * dim, kv, keys + r, acc[1], parts[1]);
-            assert_memory_equal(acc[1], acc[0] + r * dim, dim * 4);
-        }
-        for (int l = 0; l < 2; l++) {
-            const nf_kernels *b = nf_kernels_by_name(levels[l]);
-            if (!b) continue;
-            attend(b, n, dim, q, kv, keys, acc[1], parts[1]);
-            assert_memory_equal(parts[0], parts[1], n * sizeof parts[0][0]);
-            assert_memory_equal(acc[0], acc[1], n * dim * 4);
-            for (size_t r = 0; r < n; r++) {
-                attend(b, 1, dim, q + r * dim, kv, keys + r, acc[2], parts[2]);
-                assert_memory_equal(acc[2], acc[0] + r * dim, dim * 4);
-            }
-        }
-        for (int i = 0; i < 3; i++) free(acc[i]);
-        free(q), free(k), free(v), free(kv);
-    }
-}
-
-/* Infinite keys are refused when they are stored, scores that overflow when they are computed. */
-static void test_attention_notes_infinity(void **state) {
-    (void)state;
-    static const char *const levels[] = {"portable", "avx2", "avx512"};
-    enum { DIM = 16 };
-    float *kv = calloc(nf_kv_floats(DIM), 4), k[DIM], v[DIM], acc[DIM];
-    float scratch[NF_ATTENTION_ROWS * (NF_ATTENTION_BLOCK + DIM)];
-    nf_attention_part part;
-    for (int i = 0; i < DIM; i++) k[i] = 3e38f, v[i] = 1.0f;
-    assert_true(nf_kv_store(kv, DIM, 0, v, v));
-    assert_true(nf_kv_store(kv, DIM, 1, k, v));
-    for (int l = 0; l < 3; l++) {
-        const nf_kernels *kernels = nf_kernels_by_name(levels[l]);
-        if (!kernels) continue;
-        nf_attention_rows rows = {.n = 1, .dim = DIM, .first = true, .scale = 1, .scratch = scratch};
-        rows.q[0] = v, rows.acc[0] = acc, rows.part[0] = &part;
-        rows.keys[0] = 1;
-        assert_true(kernels->attention_block(&rows, kv));
-        rows.keys[0] = 2;
-        assert_false(kernels->attention_block(&rows, kv));
-    }
-    v[3] = NAN;
-    assert_false(nf_kv_store(kv, DIM, 2, acc, v));
-    v[3] = -INFINITY;
-    assert_false(nf_kv_store(kv, DIM, 2, acc, v));
-    free(kv);
-}
-
 /* The delta rule against its definition in double, levels against each other, and a chunk against its tokens
  * one by one. */
 static void test_delta_rule(void **state) {
@@ -259,8 +156,6 @@ int main(void) {
         cmocka_unit_test(test_quantised_rows),
         cmocka_unit_test(test_float_kernels_agree),
         cmocka_unit_test(test_exp),
-        cmocka_unit_test(test_attention_block),
-        cmocka_unit_test(test_attention_notes_infinity),
         cmocka_unit_test(test_delta_rule),
     };
     if (!nf_kernels_by_name("avx2"))

@@ -42,7 +42,8 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def forward(c, w, ids):
+def forward(c, w, ids, stored=lambda x: x):
+    """stored: what the KV cache gives back for k and v [T, heads, D]."""
     w = {k: v.astype(np.float64) for k, v in w.items()}
     d, H, G, D = (c[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
     T = len(ids)
@@ -58,6 +59,7 @@ def forward(c, w, ids):
         h = norm(x, p + "input_layernorm.weight")
         q, k, v = (np.reshape(h @ w[f"{p}self_attn.{n}_proj.weight"].T, (T, -1, D)) for n in "qkv")
         q, k = rotate(norm(q, p + "self_attn.q_norm.weight")), rotate(norm(k, p + "self_attn.k_norm.weight"))
+        k, v = stored(k), stored(v)
         out = np.zeros((T, H, D))
         for head in range(H):
             s = q[:, head] @ k[:, head * G // H].T / np.sqrt(D)
