@@ -1,7 +1,8 @@
 /*
  * ninfer-bench model: prefill and decode of a container, through the public API alone. Each run also reads
- * plain memory, so that decode stands beside the bandwidth of its own minute: decode of one sequence reads
- * every dense weight, the chosen experts and the KV cache once for a token, and can be no faster than that.
+ * plain memory between its tokens, so that decode stands beside the bandwidth of its own second: decode of
+ * one sequence reads every dense weight, the chosen experts and the KV cache once for a token, and can be no
+ * faster than that.
  */
 #include "bench/bench.h"
 
@@ -11,9 +12,13 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#define READ_EVERY 16 /* tokens */
 
 typedef struct settings {
     int64_t pp, tg, threads, runs, mib;
+    bool turns;
     const char *path;
 } settings;
 
@@ -27,6 +32,7 @@ typedef struct bench {
     int32_t *ids;            /* [pp + tg], spread over the vocabulary */
     double token_bytes;      /* read for one decoded token, on average over the tg positions */
     nf_summary pp, tg, read; /* tokens/s, tokens/s, GB/s */
+    nf_summary of_read;      /* of each run: bytes of its tokens over what the bandwidth had given */
 } bench;
 
 /* Dense weights but the embedding (one row of it), chosen experts, recurrent state, and the KV of the mean
@@ -84,32 +90,90 @@ static nf_status prefill(bench *b, double *rate, nf_error *err) {
     return status;
 }
 
-static nf_status decode(bench *b, double *rate, nf_error *err) {
-    nf_session_reset(b->session);
+/* The next n tokens, one by one; `first` of them were decoded before. */
+static nf_status decode_some(bench *b, int64_t first, int64_t n, double *seconds, nf_error *err) {
     const double start = nf_now();
     nf_status status = NF_OK;
-    for (int64_t i = 0; i < b->o->tg && !status; i++)
+    for (int64_t i = first; i < first + n && !status; i++)
         status = nf_session_eval(b->session, b->ids + b->o->pp + i, 1, NULL, NULL, err);
-    *rate = (double)b->o->tg / (nf_now() - start);
+    *seconds = nf_now() - start;
+    return status;
+}
+
+/* Decodes, and reads memory between the tokens (outside decode's time): on a machine that others share the
+ * bandwidth changes within seconds. */
+static nf_status decode(bench *b, double *rate, double *read_gb_s, nf_error *err) {
+    nf_session_reset(b->session);
+    double decode_s = 0.0, seconds_per_gb = 0.0;
+    int n_reads = 0;
+    nf_status status = NF_OK;
+    for (int64_t i = 0; i < b->o->tg && !status; i += READ_EVERY) {
+        seconds_per_gb += 1.0 / nf_bench_read_gb_s(&b->team, &b->memory);
+        n_reads++;
+        double seconds;
+        const int64_t rest = b->o->tg - i;
+        status = decode_some(b, i, rest < READ_EVERY ? rest : READ_EVERY, &seconds, err);
+        decode_s += seconds;
+    }
+    *rate = (double)b->o->tg / decode_s;
+    *read_gb_s = n_reads / seconds_per_gb;
+    return status;
+}
+
+/* --turns: runs as another program asks for them, so that two programs can alternate within a second.
+ * Commands are lines of standard input, and each is answered with one line. */
+static nf_status take_turns(bench *b, nf_error *err) {
+    double answer;
+    nf_status status = prefill(b, &answer, err); /* touches every page */
+    if (status) return status;
+    printf("ready {\"token_bytes\": %.0f, \"isa\": \"%s\"}\n", b->token_bytes, b->info.isa);
+    int64_t position = b->o->tg;
+    char line[64];
+    while (!status && !fflush(stdout) && fgets(line, sizeof line, stdin)) {
+        answer = 0.0;
+        long n;
+        if (!strcmp(line, "prefill\n")) {
+            status = prefill(b, &answer, err);
+            answer = (double)b->o->pp / answer;
+            position = b->o->tg;
+        } else if (!strcmp(line, "start\n")) {
+            nf_session_reset(b->session);
+            position = 0;
+        } else if (!strcmp(line, "read\n")) {
+            answer = nf_bench_read_gb_s(&b->team, &b->memory);
+        } else if (sscanf(line, "decode %ld\n", &n) == 1 && n > 0 && n <= b->o->tg - position) {
+            status = decode_some(b, position, n, &answer, err);
+            position += n;
+        } else {
+            return nf_fail(
+                err, NF_ERR_ARGUMENT,
+                "--turns: %.*s: commands are prefill, start, read, and decode N with as many tokens as --tg "
+                "after each start",
+                (int)strcspn(line, "\n"), line);
+        }
+        if (!status) printf("%.9f\n", answer);
+    }
     return status;
 }
 
 static nf_status run_all(bench *b, nf_error *err) {
-    double pp[NF_BENCH_MAX_RUNS], tg[NF_BENCH_MAX_RUNS], read[NF_BENCH_MAX_RUNS], ignored;
+    double pp[NF_BENCH_MAX_RUNS], tg[NF_BENCH_MAX_RUNS], read[NF_BENCH_MAX_RUNS], of_read[NF_BENCH_MAX_RUNS],
+        ignored, ignored_read;
     nf_progress bar = {.out = stderr, .unit = "runs"};
     const uint64_t runs = (uint64_t)b->o->runs;
     nf_status status = prefill(b, &ignored, err); /* touches every page and fills no summary */
-    if (!status) status = decode(b, &ignored, err);
+    if (!status) status = decode(b, &ignored, &ignored_read, err);
     for (uint64_t i = 0; i < runs && !status; i++) {
         status = prefill(b, &pp[i], err);
-        read[i] = nf_bench_read_gb_s(&b->team, &b->memory);
-        if (!status) status = decode(b, &tg[i], err);
+        if (!status) status = decode(b, &tg[i], &read[i], err);
+        if (!status) of_read[i] = tg[i] * b->token_bytes / 1e9 / read[i];
         nf_progress_bar(&bar, "measure", i + 1, runs);
     }
     if (status) return status;
     b->pp = nf_summarise(pp, runs);
     b->tg = nf_summarise(tg, runs);
     b->read = nf_summarise(read, runs);
+    b->of_read = nf_summarise(of_read, runs);
     return NF_OK;
 }
 
@@ -120,11 +184,11 @@ static nf_status write_report(bench *b, nf_bench_report *report, int argc, char 
     if (status) return status;
     const double rate = b->tg.median * b->token_bytes / 1e9;
     json_t *all =
-        json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:f, s:f, s:f}", "model", i->name,
+        json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:f, s:f, s:o}", "model", i->name,
                   "architecture", i->architecture, "type", i->type, "isa", i->isa, "pp", (json_int_t)b->o->pp,
                   "tg", (json_int_t)b->o->tg, "prefill_tok_s", nf_summary_json(b->pp), "decode_tok_s",
                   nf_summary_json(b->tg), "read_gb_s", nf_summary_json(b->read), "token_bytes",
-                  b->token_bytes, "decode_gb_s", rate, "of_read", rate / b->read.median);
+                  b->token_bytes, "decode_gb_s", rate, "of_read", nf_summary_json(b->of_read));
     if (!all || json_object_update(report->json, all)) {
         json_decref(all);
         return nf_fail(err, NF_ERR_MEMORY, "out of memory for the report");
@@ -142,9 +206,9 @@ static nf_status write_report(bench *b, nf_bench_report *report, int argc, char 
         status = nf_buf_printf(&report->text, err,
                                "| read for a decoded token | %.1f MB, %.2f GB/s |\n"
                                "| memory read bandwidth | %.2f / **%.2f** / %.2f GB/s |\n"
-                               "| decode, of the read bandwidth | %.3f |\n",
+                               "| decode, of the read bandwidth of its run | %.3f / **%.3f** / %.3f |\n",
                                b->token_bytes / 1e6, rate, b->read.min, b->read.median, b->read.max,
-                               rate / b->read.median);
+                               b->of_read.min, b->of_read.median, b->of_read.max);
     return status ? status : nf_report_end(report, err);
 }
 
@@ -187,6 +251,12 @@ int nf_bench_model(int argc, char **argv) {
          .min = 16,
          .max = 1 << 20,
          .help = "memory for the read bandwidth in MiB, far beyond the caches (default 512)"},
+        {.name = "turns",
+         .kind = NF_OPT_FLAG,
+         .dst = &o.turns,
+         .help =
+             "do what lines of standard input say (prefill, start, decode N, read) and answer with seconds "
+             "or GB/s; no report"},
         NF_BENCH_REPORT_OPTIONS(&report),
         {0}};
     const nf_args_spec spec = {.program = "ninfer-bench model",
@@ -207,8 +277,8 @@ int nf_bench_model(int argc, char **argv) {
     if (b) {
         b->o = &o;
         status = open_all(b, &err);
-        if (!status) status = run_all(b, &err);
-        if (!status) status = write_report(b, &report, argc, argv, &err);
+        if (!status) status = o.turns ? take_turns(b, &err) : run_all(b, &err);
+        if (!status && !o.turns) status = write_report(b, &report, argc, argv, &err);
         nf_session_free(b->session);
         nf_model_free(b->model);
         nf_bench_memory_free(&b->memory);

@@ -62,7 +62,7 @@ def cache_value(folder, key):
 
 
 class Llama:
-    """A built llama.cpp: `bench` is llama-bench, `logits` the small program beside this file."""
+    """A built llama.cpp: `bench` is llama-bench, `runs` the small program beside this file."""
 
     def __init__(self, work, llama_dir, version, jobs):
         folder = work / "llama-build"
@@ -80,8 +80,9 @@ class Llama:
             sys.exit(f"compare: {self.bench} is missing: build the target llama-bench")
         self.flags = [f"{k}={cache_value(folder, k)}" for k in
                       ("CMAKE_BUILD_TYPE", "GGML_NATIVE", "GGML_OPENMP", "GGML_CPU_REPACK", "GGML_LLAMAFILE")]
-        self.logits = work / "llama-logits"
+        self.runs = work / "llama-runs"
         lib = (folder / "bin").resolve()
-        logged([os.environ.get("CC", "cc"), "-O2", "-Wall", "-o", str(self.logits),
-                str(Path(__file__).with_name("llama_logits.c")), f"-I{source}/include", f"-I{source}/ggml/include",
-                f"-L{lib}", f"-Wl,-rpath,{lib}", f"-Wl,-rpath-link,{lib}", "-lllama"], work / "logits.log")
+        logged([os.environ.get("CC", "cc"), "-O2", "-Wall", "-Wextra", "-o", str(self.runs),
+                str(Path(__file__).with_name("llama_runs.c")), f"-I{source}/include", f"-I{source}/ggml/include",
+                f"-L{lib}", f"-Wl,-rpath,{lib}", f"-Wl,-rpath-link,{lib}", "-lllama", "-lggml-cpu", "-lggml-base"],
+               work / "runs.log")

@@ -647,9 +647,26 @@ def test_bench_model_reports_rates_and_bytes_of_a_token(model, tmp_path):
     size = os.path.getsize(model)
     assert size / 20 < r["token_bytes"] < size  # some experts of many, never the whole file
     assert r["decode_gb_s"] == pytest.approx(r["decode_tok_s"]["median"] * r["token_bytes"] / 1e9, rel=1e-3)
+    assert r["of_read"]["min"] > 0
     assert "smaller --pp" in run("ninfer-bench", "model", model, "--pp", "1000000", status=1)[1]
     run("ninfer-bench", "model", status=2)
     run("ninfer-bench", "model", tmp_path / "none.ninfer", status=1)
+
+
+def test_bench_model_takes_turns(model):
+    def turns(lines, status=0):
+        p = subprocess.run([f"{BUILD}/ninfer-bench", "model", model, "--pp", "20", "--tg", "6", "--mib", "16", "--turns", *THREADS], input=lines,
+                           capture_output=True, text=True)
+        assert p.returncode == status, p.stderr
+        return p.stdout.splitlines(), p.stderr
+    answers, _ = turns("start\ndecode 4\ndecode 2\nprefill\nread\nstart\ndecode 1\n")
+    about = json.loads(answers[0].removeprefix("ready "))
+    assert about["token_bytes"] > 0 and about["isa"]
+    start, four, two, prefill, read, again, one = map(float, answers[1:])
+    assert start == again == 0 and min(four, two, prefill, read, one) > 0
+    assert len(turns("start\ndecode 4\ndecode 3\n", 1)[0]) == 3  # more tokens than --tg
+    for wrong in ("decode 1\n", "start\ndecode 0\n", "start\nprefill\ndecode 1\n", "stop\n"):
+        assert "commands are" in turns(wrong, 1)[1]
 
 
 @pytest.mark.parametrize("like,kind,layers", [("qwen3.6-35b-a3b", "c4", 4), ("qwen3-30b-a3b", "f8", 1)])
