@@ -6,7 +6,7 @@
 
 #include "base/progress.h"
 #include "cpu/kernels.h"
-#include "cpu/topology.h"
+#include "cpu/thread_plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,9 +157,12 @@ static nf_status prepare(bench *b, nf_error *err) {
     nf_status status = nf_kernels_get(&b->t.kernels, err);
     if (!status) status = nf_topology_get(&topology, err);
     if (status) return status;
-    nf_team_init(&b->team, b->o->threads ? (int)b->o->threads : nf_topology_default_threads(&topology));
+    nf_thread_plan plan = {0};
+    status = nf_thread_plan_make(&topology, (int)b->o->threads, NF_PIN_AUTO, &plan, err);
+    if (!status) status = nf_team_start(&b->team, &plan, err);
+    nf_thread_plan_free(&plan);
     nf_topology_free(&topology);
-    status = nf_bench_memory_new((size_t)b->o->mib << 20, &b->memory, err);
+    if (!status) status = nf_bench_memory_new((size_t)b->o->mib << 20, &b->memory, err);
     if (status) return status;
     b->t.out = nf_calloc_aligned(64, (size_t)b->team.n_threads * MAX_ROWS * NF_TILE_ROWS, sizeof(float),
                                  "results", err);
@@ -254,6 +257,7 @@ int nf_bench_kernels(int argc, char **argv) {
         free(b->t.out);
         free(b->table);
         nf_bench_memory_free(&b->memory);
+        nf_team_stop(&b->team);
     }
     free(b);
     nf_report_free(&report);

@@ -77,7 +77,7 @@ static nf_status open_all(bench *b, nf_error *err) {
     const nf_session_options session = {.max_context = (uint32_t)longest};
     status = nf_session_new(b->model, &session, &b->session, err);
     if (!status) status = nf_bench_memory_new((size_t)b->o->mib << 20, &b->memory, err);
-    nf_team_init(&b->team, b->info.n_threads);
+    if (!status) status = nf_team_start_n(&b->team, b->info.n_threads, err);
     if (!status) status = count_bytes(b, err);
     return status ? status : make_ids(b, err);
 }
@@ -282,6 +282,7 @@ int nf_bench_model(int argc, char **argv) {
         nf_session_free(b->session);
         nf_model_free(b->model);
         nf_bench_memory_free(&b->memory);
+        nf_team_stop(&b->team);
         free(b->ids);
     }
     free(b);

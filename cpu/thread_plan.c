@@ -56,6 +56,11 @@ static nf_status read_environment(nf_pin *pin, nf_error *err) {
     return NF_OK;
 }
 
+/* Whether allowed cores lie on more than one. */
+static bool spans_nodes(const nf_topology *t) {
+    return t->cpus[0].node != t->cpus[t->n_threads - 1].node; /* ordered by node */
+}
+
 static void decide(const nf_topology *t, nf_pin pin, nf_thread_plan *plan) {
     if (pin == NF_PIN_OFF)
         plan->why = "not asked for";
@@ -63,6 +68,8 @@ static void decide(const nf_topology *t, nf_pin pin, nf_thread_plan *plan) {
         plan->why = "more threads than cores";
     else if (pin == NF_PIN_ON)
         plan->pinned = true, plan->why = "asked for";
+    else if (!spans_nodes(t))
+        plan->why = "one NUMA node";
     else if (plan->n_threads < t->n_cores)
         plan->why = "not every core is used";
     else

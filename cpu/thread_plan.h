@@ -23,9 +23,11 @@ typedef struct nf_thread_plan {
     int *nodes; /* [n_threads], index into the topology's nodes; NULL likewise */
 } nf_thread_plan;
 
-/* Plans n_threads threads (0: nf_topology_default_threads). NF_PIN_AUTO pins when the team has every core
- * that the process may use: with fewer threads another process may well have made the same choice, and both
- * would share cores while others idle. More threads than cores are never pinned. NF_ERR_ARGUMENT for a number
+/* Plans n_threads threads (0: nf_topology_default_threads). NF_PIN_AUTO pins when the cores lie on
+ * several NUMA nodes and the team has every one that the process may use. On one node pinning gains nothing
+ * and is slower beside other busy programs; with fewer threads another process may well have made the same
+ * choice, and both would share cores while others idle (docs/machine.md). More threads than cores are never
+ * pinned. NF_ERR_ARGUMENT for a number
  * outside 0..1024 or a NINFER_PIN that is neither 0 nor 1. Release with nf_thread_plan_free. */
 nf_status nf_thread_plan_make(const nf_topology *topology, int n_threads, nf_pin pin, nf_thread_plan *out,
                               nf_error *err);

@@ -37,8 +37,8 @@ static void print_stats(const nf_chat *chat) {
     nf_session_info session;
     nf_session_get_info(chat->session, &session);
     uint32_t position = nf_session_position(chat->session);
-    fprintf(stderr, "model    %s (%s, %s), %d threads, %s kernels\n", info.name, info.architecture, info.type,
-            info.n_threads, info.isa);
+    fprintf(stderr, "model    %s (%s, %s), %s kernels\n", info.name, info.architecture, info.type, info.isa);
+    fprintf(stderr, "threads  %d, %spinned: %s\n", info.n_threads, info.pinned ? "" : "not ", info.pinning);
     fprintf(stderr, "context  %u of %u tokens, %llu bytes of KV (%s, %llu a token), %llu of state\n",
             position, chat->max_context, (unsigned long long)session.kv_bytes, session.kv_dtype,
             (unsigned long long)session.kv_bytes_per_token, (unsigned long long)session.state_bytes);

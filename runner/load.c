@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <utf8proc.h>
 
-nf_status nf_load_model(const char *path, int n_threads, bool verify, nf_model **out, nf_error *err) {
+nf_status nf_load_model(const char *path, const nf_load_args *args, nf_model **out, nf_error *err) {
     struct stat info;
     *out = NULL;
     if (stat(path, &info)) return nf_fail_errno(err, errno, "%s: cannot open the model", path);
@@ -23,8 +23,11 @@ nf_status nf_load_model(const char *path, int n_threads, bool verify, nf_model *
                        "'ninfer-run %s', which converts it once",
                        path, path, path);
     nf_progress bar = {.out = stderr, .cancel = nf_interrupt_flag()};
-    nf_model_options options = {
-        .n_threads = n_threads, .verify = verify, .progress = nf_progress_bar, .progress_user = &bar};
+    const nf_model_options options = {.n_threads = (int)args->threads,
+                                      .no_pin = args->no_pin,
+                                      .verify = args->verify,
+                                      .progress = nf_progress_bar,
+                                      .progress_user = &bar};
     return nf_model_open(path, &options, out, err);
 }
 

@@ -22,8 +22,9 @@
 
 static struct {
     const char *prompt, *file, *ids, *dump_logits, *kv_dtype;
-    bool has_prompt, has_file, has_ids, has_n, chat, tokenize, ignore_eos, json, verify;
-    int64_t n, threads, prefill_chunk, max_context;
+    bool has_prompt, has_file, has_ids, has_n, chat, tokenize, ignore_eos, json;
+    int64_t n, prefill_chunk, max_context;
+    nf_load_args load;
     nf_text_list stop;
     nf_sampling_args sampling;
 } args = {.n = 256};
@@ -59,10 +60,7 @@ static const nf_opt options[] = {
     {"prefill-chunk", 0, NF_OPT_INT, &args.prefill_chunk, "N",
      "prompt tokens computed together (default 512)", 1, 65536, NULL},
     NF_KV_DTYPE_OPTION(args.kv_dtype),
-    {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per core that the process may use)",
-     1, 1024, NULL},
-    {"verify", 0, NF_OPT_FLAG, &args.verify, NULL, "check every checksum of the model before using it", 0, 0,
-     NULL},
+    NF_LOAD_OPTIONS(args.load),
     {0}};
 
 static const nf_args_spec spec = {
@@ -319,7 +317,7 @@ static int run_model(const char *path, prompt_ids *prompt, nf_npy *npy) {
     nf_session_options session_options = {.max_context = (uint32_t)args.max_context,
                                           .prefill_chunk = (uint32_t)args.prefill_chunk,
                                           .kv_dtype = args.kv_dtype};
-    nf_status status = nf_load_model(path, (int)args.threads, args.verify, &model, &err);
+    nf_status status = nf_load_model(path, &args.load, &model, &err);
     if (!status && !args.has_ids) status = tokenize_prompt(model, prompt, &err);
     if (!status && args.tokenize) {
         print_ids(prompt);

@@ -22,9 +22,10 @@
 #define PROGRAM "ninfer-perplexity"
 
 static struct {
-    int64_t window, stride, max_windows, threads, prefill_chunk;
+    int64_t window, stride, max_windows, prefill_chunk;
+    nf_load_args load;
     const char *token_nll, *record_imatrix, *kv_dtype;
-    bool json, verify;
+    bool json;
 } args = {.window = 512, .stride = 512};
 
 static const nf_opt options[] = {
@@ -42,10 +43,7 @@ static const nf_opt options[] = {
     {"prefill-chunk", 0, NF_OPT_INT, &args.prefill_chunk, "N", "tokens computed together (default 512)", 1,
      65536, NULL},
     NF_KV_DTYPE_OPTION(args.kv_dtype),
-    {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per core that the process may use)",
-     1, 1024, NULL},
-    {"verify", 0, NF_OPT_FLAG, &args.verify, NULL, "check every checksum of the model before using it", 0, 0,
-     NULL},
+    NF_LOAD_OPTIONS(args.load),
     {0}};
 
 static const nf_args_spec spec = {
@@ -148,7 +146,7 @@ static nf_status run(const char *model_path, const char *file, nf_npy *npy, nf_e
                                           .kv_dtype = args.kv_dtype};
     nf_status status = args.record_imatrix ? nf_check_output(args.record_imatrix, err) : NF_OK;
     if (!status) status = nf_load_text(file, &text, err);
-    if (!status) status = nf_load_model(model_path, (int)args.threads, args.verify, &model, err);
+    if (!status) status = nf_load_model(model_path, &args.load, &model, err);
     if (!status) status = nf_tokenize(model, text.data ? text.data : "", text.len, true, &ids, &n_ids, err);
     if (!status) status = count_windows(file, n_ids, &s.n_windows, err);
     if (!status && (status = nf_session_new(model, &session_options, &session, err)) == NF_ERR_ARGUMENT)

@@ -29,7 +29,8 @@
 static struct {
     const char *prompt, *system, *type, *think, *kv_dtype;
     bool has_prompt, dry_run;
-    int64_t max_tokens, max_context, threads;
+    int64_t max_tokens, max_context;
+    nf_load_args load;
     nf_sampling_args sampling;
 } args = {.type = "c4", .think = "auto"};
 
@@ -50,8 +51,7 @@ static const nf_opt options[] = {
     {"seed", 0, NF_OPT_INT, &args.sampling.seed, "N",
      "of sampling (default 0; random in a chat on a terminal)", 0, 9e18, &args.sampling.has_seed},
     NF_KV_DTYPE_OPTION(args.kv_dtype),
-    {"threads", 0, NF_OPT_INT, &args.threads, "N", "threads (default: one per core that the process may use)",
-     1, 1024, NULL},
+    NF_LOAD_OPTIONS(args.load),
     {0}};
 
 static const nf_args_spec spec = {
@@ -92,7 +92,7 @@ static nf_status find_container(const char *model, nf_format type, nf_buf *path,
     if (!S_ISDIR(info.st_mode)) return nf_buf_text(path, model, err);
     nf_progress bar = {.out = stderr, .cancel = nf_interrupt_flag()};
     nf_convert_options convert = {.type = type,
-                                  .n_threads = (int)args.threads,
+                                  .n_threads = (int)args.load.threads,
                                   .progress = nf_progress_bar,
                                   .progress_user = &bar,
                                   .note = print_note};
@@ -178,7 +178,7 @@ static int run(const char *path, nf_think_mode think) {
     nf_model_info info = {0};
     nf_session_options session_options = {.max_context = (uint32_t)args.max_context,
                                           .kv_dtype = args.kv_dtype};
-    nf_status status = nf_load_model(path, (int)args.threads, false, &model, &err);
+    nf_status status = nf_load_model(path, &args.load, &model, &err);
     if (!status) nf_model_get_info(model, &info);
     if (!status && !info.has_chat_template)
         status =
@@ -240,10 +240,8 @@ int main(int argc, char **argv) {
     if (args.has_prompt && !args.prompt[0])
         status = nf_fail(&err, NF_ERR_ARGUMENT, "--prompt: the prompt is empty");
     if (!status && !model && !(status = nf_embedded_model(&embedded, &err))) model = embedded.data;
-    nf_plan_options plan = {.type = type,
-                            .kv_type = kv_type,
-                            .max_context = (uint32_t)args.max_context,
-                            .n_threads = (int)args.threads};
+    nf_plan_options plan = {
+        .type = type, .kv_type = kv_type, .max_context = (uint32_t)args.max_context, .load = args.load};
     if (!status && args.dry_run)
         status = nf_plan_print(model, &plan, stdout, &err);
     else if (!status)

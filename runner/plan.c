@@ -43,7 +43,7 @@ static nf_status print_session(const nf_plan_options *o, uint32_t limit, uint64_
 static nf_status print_container(const char *path, const nf_plan_options *o, FILE *out, nf_error *err) {
     nf_model *model = NULL;
     nf_model_info info;
-    nf_status status = nf_load_model(path, o->n_threads, false, &model, err);
+    nf_status status = nf_load_model(path, &o->load, &model, err);
     if (status) return status;
     nf_model_get_info(model, &info);
     session_bytes bytes;
@@ -64,7 +64,7 @@ static nf_status print_container(const char *path, const nf_plan_options *o, FIL
 /* Sizes of a session need only the description and the number of threads: a model without weights will do. */
 static nf_status measure_session(const nf_model_desc *desc, const nf_plan_options *o, session_bytes *out,
                                  nf_error *err) {
-    int n_threads = o->n_threads;
+    int n_threads = (int)o->load.threads;
     if (!n_threads) {
         nf_topology topology;
         nf_status status = nf_topology_get(&topology, err);
@@ -73,7 +73,7 @@ static nf_status measure_session(const nf_model_desc *desc, const nf_plan_option
         nf_topology_free(&topology);
     }
     nf_model shape = {.desc = *desc};
-    nf_team_init(&shape.team, n_threads);
+    shape.team.n_threads = n_threads;
     nf_session_sizes(&shape, o->kv_type, NF_DEFAULT_PREFILL_CHUNK, &out->kv_per_token, &out->state,
                      &out->workspace);
     return NF_OK;
@@ -105,7 +105,7 @@ static nf_status print_checkpoint(const char *path, const nf_plan_options *o, FI
     nf_buf target = {0};
     bool exists = false;
     uint64_t source_bytes = 0, out_bytes = 0;
-    nf_convert_options convert = {.type = o->type, .n_threads = o->n_threads};
+    nf_convert_options convert = {.type = o->type, .n_threads = (int)o->load.threads};
     nf_status status = nf_cache_lookup(path, o->type, &target, &exists, err);
     if (!status && !exists) status = nf_convert_estimate(path, &convert, &source_bytes, &out_bytes, err);
     if (!status) fprintf(out, "%-24s %s\n", "checkpoint", path);

@@ -4,7 +4,7 @@
 
 #include "cpu/kv.h"
 #include "format/types.h"
-#include "runtime/ninfer.h"
+#include "runner/load.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@ typedef struct nf_plan_options {
     nf_format type;       /* of a conversion */
     nf_kv_type kv_type;   /* of a session */
     uint32_t max_context; /* 0: the model's */
-    int n_threads;        /* 0: all allowed cores */
+    nf_load_args load;    /* as for the run */
 } nf_plan_options;
 
 /* Prints the table for a container or a checkpoint folder; writes nothing to disk. */

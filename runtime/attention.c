@@ -189,8 +189,12 @@ static void attend_split(nf_worker *worker, nf_session *s, uint32_t layer) {
     const size_t blocks = s->first / NF_ATTENTION_BLOCK + 1;
     for (size_t b = 0; b < blocks; b += NF_SPLIT_BLOCKS) {
         split_step step = {s, layer, b, blocks - b < NF_SPLIT_BLOCKS ? blocks - b : NF_SPLIT_BLOCKS};
-        nf_team_loop(worker, step.n_blocks * d->n_kv_heads, 1, split_body, &step);
-        nf_team_loop(worker, d->n_heads, 1, join_body, &step);
+        const size_t blocks_here = step.n_blocks * d->n_kv_heads, dim = d->head_dim,
+                     keys = s->first < NF_ATTENTION_BLOCK ? s->first + 1 : NF_ATTENTION_BLOCK,
+                     work = 2 * keys * dim * (d->n_heads / d->n_kv_heads);
+        nf_team_loop(worker, blocks_here, nf_team_grain(worker, blocks_here, work), split_body, &step);
+        nf_team_loop(worker, d->n_heads, nf_team_grain(worker, d->n_heads, (8 * step.n_blocks + 64) * dim),
+                     join_body, &step);
     }
 }
 
@@ -212,12 +216,13 @@ void nf_attention_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
         {.w = w->v, .in = &s->h, .n = s->n, .out = s->v, .out_stride = kv},
     };
     nf_run_products(worker, inputs, 3);
-    nf_team_loop(worker, (size_t)s->n * (d->n_heads + d->n_kv_heads), 4, prepare_body, &step);
+    const size_t heads = (size_t)s->n * (d->n_heads + d->n_kv_heads);
+    nf_team_loop(worker, heads, nf_team_grain(worker, heads, 64 * (size_t)d->head_dim), prepare_body, &step);
     if (s->n == 1)
         attend_split(worker, s, layer);
     else
         nf_team_loop(worker, token_runs(s) * d->n_kv_heads, 1, run_body, &step);
-    nf_team_loop(worker, s->n, 1, quantise_body, &step);
+    nf_team_loop(worker, s->n, nf_team_grain(worker, s->n, 16 * s->attended.kp), quantise_body, &step);
     nf_product output = {
         .w = w->o, .in = &s->attended, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};
     nf_run_products(worker, &output, 1);

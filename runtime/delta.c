@@ -138,9 +138,12 @@ void nf_delta_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
         {.w = w->a, .in = &s->h, .n = s->n, .out = s->ba + V, .out_stride = 2 * V},
     };
     nf_run_products(worker, inputs, 4);
-    nf_team_loop(worker, s->n * (2 * K + V), 4, conv_body, &step);
-    nf_team_loop(worker, V * ((dv + NF_DELTA_COLUMNS - 1) / NF_DELTA_COLUMNS) + 1, 1, rule_body, &step);
-    nf_team_loop(worker, s->n, 1, gate_body, &step);
+    const size_t convs = s->n * (2 * K + V),
+                 blocks = V * ((dv + NF_DELTA_COLUMNS - 1) / NF_DELTA_COLUMNS) + 1,
+                 work = 4 * s->n * d->lin_k_dim * NF_DELTA_COLUMNS;
+    nf_team_loop(worker, convs, nf_team_grain(worker, convs, 64 * dv), conv_body, &step);
+    nf_team_loop(worker, blocks, nf_team_grain(worker, blocks, work), rule_body, &step);
+    nf_team_loop(worker, s->n, nf_team_grain(worker, s->n, 64 * V * dv), gate_body, &step);
     nf_product output = {
         .w = w->out, .in = &s->mixed, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};
     nf_run_products(worker, &output, 1);

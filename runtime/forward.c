@@ -1,7 +1,7 @@
 /*
  * The walk of a token: embedding, layers (attention or linear attention, then mixture of experts), final
- * norm, head. Every thread runs these functions (SPMD, cpu/team.h); each step is a loop over whole rows,
- * heads or tiles that ends at a barrier. No value depends on how many tokens are computed together or on who
+ * norm, head. One thread runs these functions and the team helps it (cpu/team.h); each step is a loop over
+ * whole rows, heads or tiles. No value depends on how many tokens are computed together or on who
  * computes them (docs/arithmetic.md).
  */
 #include "runtime/session_internal.h"
@@ -49,7 +49,7 @@ static void norm_body(void *user, size_t begin, size_t end, int thread) {
 
 void nf_norm_rows(nf_worker *worker, nf_session *s, const float *norm, size_t first, size_t n, nf_rows *out) {
     norm_loop loop = {s, norm, first, out};
-    nf_team_loop(worker, n, 1, norm_body, &loop);
+    nf_team_loop(worker, n, nf_team_grain(worker, n, 16 * out->kp), norm_body, &loop);
 }
 
 /* ---- embedding and rotary angles ---- */
@@ -79,7 +79,9 @@ static void embed_body(void *user, size_t begin, size_t end, int thread) {
 void nf_forward(nf_worker *worker, void *session) {
     nf_session *s = session;
     const nf_model *model = s->model;
-    nf_team_loop(worker, s->n, 1, embed_body, s);
+    /* Sines and powers in double count as a thousand. */
+    const size_t work = 16 * (size_t)model->desc.hidden + 1024 * (size_t)model->desc.rope_dim;
+    nf_team_loop(worker, s->n, nf_team_grain(worker, s->n, work), embed_body, s);
     for (uint32_t l = 0; l < model->desc.n_layers; l++) {
         const nf_layer *layer = &model->layers[l];
         nf_norm_rows(worker, s, layer->input_norm, 0, s->n, &s->h);

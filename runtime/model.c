@@ -4,7 +4,7 @@
  */
 #include "runtime/model_internal.h"
 
-#include "cpu/topology.h"
+#include "cpu/thread_plan.h"
 #include "runtime/session_internal.h"
 
 #include <jansson.h>
@@ -101,20 +101,19 @@ static nf_status load_description(nf_model *model, nf_error *err) {
     return nf_model_desc_parse(config, strlen(config), model->path, &model->desc, err);
 }
 
-static nf_status choose_threads(nf_model *model, int wanted, nf_error *err) {
+static nf_status start_team(nf_model *model, const nf_model_options *options, nf_error *err) {
+    nf_topology topology;
+    nf_thread_plan plan = {0};
     nf_status status = nf_kernels_get(&model->kernels, err);
+    if (!status) status = nf_topology_get(&topology, err);
     if (status) return status;
-    if (wanted < 0 || wanted > 1024)
-        return nf_fail(err, NF_ERR_ARGUMENT, "the number of threads must be between 1 and 1024, not %d",
-                       wanted);
-    if (!wanted) {
-        nf_topology topology;
-        if ((status = nf_topology_get(&topology, err))) return status;
-        wanted = nf_topology_default_threads(&topology);
-        nf_topology_free(&topology);
-    }
-    nf_team_init(&model->team, wanted);
-    return NF_OK;
+    status = nf_thread_plan_make(&topology, options->n_threads, options->no_pin ? NF_PIN_OFF : NF_PIN_AUTO,
+                                 &plan, err);
+    if (!status) status = nf_team_start(&model->team, &plan, err);
+    model->pinning = plan.why;
+    nf_thread_plan_free(&plan);
+    nf_topology_free(&topology);
+    return status;
 }
 
 static nf_status verify_all(nf_model *model, const nf_model_options *options, nf_error *err) {
@@ -130,7 +129,7 @@ nf_status nf_model_open(const char *path, const nf_model_options *options, nf_mo
     if (!model) return NF_ERR_MEMORY;
     pthread_mutex_init(&model->compute, NULL);
     nf_status status = (model->path = nf_strdup(path, err)) ? NF_OK : NF_ERR_MEMORY;
-    if (!status) status = choose_threads(model, options->n_threads, err);
+    if (!status) status = start_team(model, options, err);
     if (!status) status = nf_container_open(path, &model->container, err);
     if (!status) status = load_description(model, err);
     if (!status) status = load_text(model, err);
@@ -148,6 +147,7 @@ nf_status nf_model_open(const char *path, const nf_model_options *options, nf_mo
 
 void nf_model_free(nf_model *model) {
     if (!model) return;
+    nf_team_stop(&model->team);
     nf_model_unbind(model);
     nf_model_desc_free(&model->desc);
     nf_tokenizer_free(model->tokenizer);
@@ -180,6 +180,8 @@ void nf_model_get_info(const nf_model *model, nf_model_info *out) {
         .weight_bytes = model->weight_bytes,
         .expert_bytes = model->expert_bytes,
         .n_threads = model->team.n_threads,
+        .pinned = model->team.pinned,
+        .pinning = model->pinning,
         .isa = model->kernels->name,
         .has_chat_template = model->chat_template != NULL,
     };

@@ -67,6 +67,7 @@ struct nf_model {
                          1) */
     const nf_kernels *kernels;
     nf_team team;
+    const char *pinning;          /* why its threads are pinned or not */
     struct nf_recorder *recorder; /* NULL: nothing is recorded (recorder.h) */
     pthread_mutex_t compute;      /* sessions of one model compute one at a time: the team is one */
 };

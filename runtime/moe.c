@@ -163,10 +163,11 @@ void nf_moe_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
         {.w = w->shared_gate, .in = &s->h, .n = s->n, .out = s->moe.gate_logit, .out_stride = 1},
     };
     nf_run_products(worker, gates, d->shared_hidden ? 2 : 1);
-    nf_team_loop(worker, s->n, 1, route_body, &step);
+    nf_team_loop(worker, s->n, nf_team_grain(worker, s->n, 128 * (size_t)d->n_experts), route_body, &step);
     nf_team_loop(worker, 1, 1, plan_body, &step);
     const nf_moe_lists *lists = &s->moe.lists[layer];
     nf_run_products(worker, lists->in, lists->n);
     nf_run_products(worker, lists->down, lists->n);
-    nf_team_loop(worker, s->n, 1, combine_body, &step);
+    const size_t work = 8 * (size_t)(d->top_k + 1) * d->hidden;
+    nf_team_loop(worker, s->n, nf_team_grain(worker, s->n, work), combine_body, &step);
 }

@@ -50,6 +50,9 @@ NF_API void nf_free(void *p);
 typedef struct nf_model_options {
     int n_threads;           /* 0: one per physical core this process may use, within its
                               quota of processor time */
+    bool no_pin;             /* leave threads to the system's scheduler; without it NINFER_PIN=0 or 1
+                              * decides, and otherwise a team that has every allowed core of several
+                              * NUMA nodes is pinned */
     bool verify;             /* check every tensor's checksum before the first use */
     nf_progress_fn progress; /* may be NULL; called during verification */
     void *progress_user;
@@ -78,6 +81,8 @@ typedef struct nf_model_info {
     uint64_t state_bytes;        /* recurrent and convolution state of one session */
     uint64_t workspace_bytes;    /* scratch of one session at the default prefill chunk */
     int n_threads;               /* threads in use */
+    bool pinned;                 /* each to a core of its own */
+    const char *pinning;         /* why so or not, in a few words */
     const char *isa;             /* kernels in use: "portable", "avx2", "avx512" */
     bool has_chat_template;
 } nf_model_info;

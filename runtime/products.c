@@ -154,16 +154,24 @@ static void product_body(void *user, size_t begin, size_t end, int thread) {
 
 /* Units in a piece: about 256 KiB of weights, the length at which a stream that starts anew with each piece
  * still reads at the memory's speed; less where a thread would get fewer than four pieces, so that they share
- * evenly; an even number of tiles (most kernels take two at a time). */
+ * evenly, but no less than is worth a hand-over; an even number of tiles (most kernels take two at a time).
+ */
 static size_t product_grain(const nf_product *products, size_t n, size_t units, int n_threads) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < n; i++)
-        if (products[i].n)
-            bytes += (products[i].act ? 2 : 1) * tiles_in(&products[i].w) * tile_bytes(&products[i].w);
-    const size_t unit = bytes / units ? bytes / units : 1, most = PIECE_BYTES / unit,
-                 even = units / ((size_t)n_threads * 4), grain = even < most ? even : most;
+    size_t bytes = 0, work = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (!products[i].n) continue;
+        const nf_weights *w = &products[i].w;
+        const size_t size = (products[i].act ? 2 : 1) * tiles_in(w) * tile_bytes(w),
+                     macs = (products[i].act ? 2 : 1) * w->rows * w->cols * products[i].n;
+        bytes += size;
+        work += size > macs / 2 ? size : macs / 2; /* integer products go twice as fast as others */
+    }
+    const size_t unit = bytes / units ? bytes / units : 1, unit_work = work / units ? work / units : 1,
+                 least = (NF_TEAM_LEAST_WORK + unit_work - 1) / unit_work, most = PIECE_BYTES / unit,
+                 even = units / ((size_t)n_threads * 4), some = even < most ? even : most,
+                 grain = some < least ? least : some;
     if (products[0].act) return grain < 1 ? 1 : grain;
-    return grain < 2 ? 2 : grain / 2 * 2;
+    return grain < 2 ? 2 : (grain + 1) / 2 * 2;
 }
 
 void nf_run_products(nf_worker *worker, const nf_product *products, size_t n) {

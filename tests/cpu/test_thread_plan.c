@@ -61,11 +61,14 @@ static bool is_pinned(const nf_topology *t, int n, nf_pin pin, const char *why) 
 
 static void test_pinning(void **state) {
     (void)state;
-    nf_topology t = machine("package:1 core:4 pu:2", NULL);
+    nf_topology one = machine("package:2 [numa] core:4 pu:2", "0-7"),
+                t = machine("package:2 [numa] core:2 pu:2", NULL);
     unsetenv("NINFER_PIN");
     assert_true(is_pinned(&t, 4, NF_PIN_AUTO, "every allowed core is used"));
     assert_true(is_pinned(&t, 0, NF_PIN_AUTO, "every allowed core is used"));
     assert_false(is_pinned(&t, 3, NF_PIN_AUTO, "not every core is used"));
+    assert_false(is_pinned(&one, 4, NF_PIN_AUTO, "one NUMA node"));
+    assert_true(is_pinned(&one, 4, NF_PIN_ON, "asked for"));
     assert_false(is_pinned(&t, 5, NF_PIN_AUTO, "more threads than cores"));
     assert_true(is_pinned(&t, 3, NF_PIN_ON, "asked for"));
     assert_false(is_pinned(&t, 5, NF_PIN_ON, "more threads than cores"));
@@ -85,6 +88,7 @@ static void test_pinning(void **state) {
     assert_int_equal(nf_thread_plan_make(&t, -1, NF_PIN_AUTO, &plan, &err), NF_ERR_ARGUMENT);
     assert_null(plan.cpus);
     nf_topology_free(&t);
+    nf_topology_free(&one);
 }
 
 int main(void) {

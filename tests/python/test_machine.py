@@ -1,7 +1,7 @@
 """`ninfer-bench machine`: figures in order, the calibration it leaves behind, its messages."""
 import json, os
 
-from support import run
+from support import MODEL, run
 
 QUICK = ("--mib", 16, "--latency-mib", 1, "--disk-mib", 16, "--runs", 3)
 
@@ -55,3 +55,19 @@ def test_messages(tmp_path):
     ]:
         _, err = run("ninfer-bench", "machine", *QUICK, *args, status=2 if "exclude" in message else 1)
         assert message in err
+
+
+def test_pinning(tmp_path):
+    """Pinned or not, the same answer; /stats says which, and why."""
+    run("ninfer-convert", MODEL, tmp_path / "m.ninfer")
+
+    def chat(env, *args):
+        out, err = run("ninfer-run", tmp_path / "m.ninfer", "--threads", 1, *args, input="Who are you?\n/stats\n", env=env)
+        return out, [l for l in err.splitlines() if l.startswith("threads ")]
+
+    plain, asked = chat({"NINFER_PIN": ""})[0], chat({"NINFER_PIN": "1"})
+    assert asked == (plain, ["threads  1, pinned: asked for"])
+    assert chat({"NINFER_PIN": "0"}) == (plain, ["threads  1, not pinned: not asked for"])
+    assert chat({"NINFER_PIN": "1"}, "--no-pin") == (plain, ["threads  1, not pinned: not asked for"])
+    _, err = run("ninfer-run", tmp_path / "m.ninfer", "--prompt", "x", env={"NINFER_PIN": "yes"}, status=1)
+    assert "NINFER_PIN must be 0 or 1, not 'yes'" in err
