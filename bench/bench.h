@@ -19,6 +19,7 @@
 
 /* ---- the measurements: argv[0] is the subcommand's name; each returns the exit status ---- */
 
+int nf_bench_attention(int argc, char **argv);
 int nf_bench_kernels(int argc, char **argv);
 int nf_bench_machine(int argc, char **argv);
 int nf_bench_make_model(int argc, char **argv);

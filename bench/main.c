@@ -10,6 +10,8 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"kernels", "matrix kernels of each storage type beside the memory read bandwidth", nf_bench_kernels},
+    {"attention", "attention over a KV cache of each type beside the memory read bandwidth",
+     nf_bench_attention},
     {"model", "prefill and decode of a container beside the memory read bandwidth", nf_bench_model},
     {"machine", "processors, memory, caches and disk: what plans are made with", nf_bench_machine},
     {"make-model", "a container with the shapes of a published model and random weights",

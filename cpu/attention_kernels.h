@@ -36,6 +36,8 @@ static ALWAYS_INLINE void score_keys(nf_kv_type type, int R, const nf_kv_layout 
         for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = v16_set(0.0f);
         for (size_t i = from; i < to; i++) {
             const vec16 x0 = kv_load(type, kv, k0 + 16 * i), x1 = kv_load(type, kv, k1 + 16 * i);
+            kv_ahead(type, kv, k0 + 16 * i, 32 * l->dim, i);
+            kv_ahead(type, kv, k1 + 16 * i, 32 * l->dim, i);
             for (int r = 0; r < R; r++) {
                 const vec16 x = v16_set(q[i * (size_t)R + (size_t)r]);
                 sum[r][0] = v16_fma(x, x0, sum[r][0]);
@@ -94,7 +96,11 @@ static ALWAYS_INLINE void sum_values(nf_kv_type type, int R, int NV, const float
     }
     for (size_t j = 0; j < common; j++) {
         vec16 x[2];
-        for (int c = 0; c < NV; c++) x[c] = kv_load(type, v, at + 16 * (NF_ATTENTION_BLOCK * (size_t)c + j));
+        for (int c = 0; c < NV; c++) {
+            const size_t i = at + 16 * (NF_ATTENTION_BLOCK * (size_t)c + j);
+            x[c] = kv_load(type, v, i);
+            kv_ahead(type, v, i, 32 * NF_ATTENTION_BLOCK, j);
+        }
         for (int r = 0; r < R; r++) {
             const vec16 w = v16_set(p[NF_ATTENTION_BLOCK * (size_t)r + j]);
             for (int c = 0; c < NV; c++) sum[r][c] = v16_fma(w, x[c], sum[r][c]);

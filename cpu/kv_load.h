@@ -11,6 +11,12 @@
 
 #define NF_KV_CALL static inline __attribute__((always_inline))
 
+/* Asks for the line of element i + ahead, once for each line: step counts in sixteens of elements. */
+NF_KV_CALL void kv_ahead(nf_kv_type type, const uint8_t *elements, size_t i, size_t ahead, size_t step) {
+    const size_t bytes = type == NF_KV_F32 ? 4 : type == NF_KV_BF16 ? 2 : 1;
+    if (step % (4 / bytes) == 0) __builtin_prefetch(elements + bytes * (i + ahead), 0, 2);
+}
+
 /* e4m3 / 256 by way of f16, whose exponent bias is 8 larger: the sign extended byte shifted by 7 has the sign
  * in bits 15 and 14. Codes of NaN are never stored. */
 #ifdef NF_VEC16_AVX512

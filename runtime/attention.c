@@ -198,6 +198,14 @@ static void attend_split(nf_worker *worker, nf_session *s, uint32_t layer) {
     }
 }
 
+void nf_attend(nf_worker *worker, nf_session *s, uint32_t layer) {
+    attention_step step = {s, layer};
+    if (s->n == 1)
+        attend_split(worker, s, layer);
+    else
+        nf_team_loop(worker, token_runs(s) * s->model->desc.n_kv_heads, 1, run_body, &step);
+}
+
 static void quantise_body(void *user, size_t begin, size_t end, int thread) {
     (void)thread;
     const attention_step *step = user;
@@ -218,10 +226,7 @@ void nf_attention_layer(nf_worker *worker, nf_session *s, uint32_t layer) {
     nf_run_products(worker, inputs, 3);
     const size_t heads = (size_t)s->n * (d->n_heads + d->n_kv_heads);
     nf_team_loop(worker, heads, nf_team_grain(worker, heads, 64 * (size_t)d->head_dim), prepare_body, &step);
-    if (s->n == 1)
-        attend_split(worker, s, layer);
-    else
-        nf_team_loop(worker, token_runs(s) * d->n_kv_heads, 1, run_body, &step);
+    nf_attend(worker, s, layer);
     nf_team_loop(worker, s->n, nf_team_grain(worker, s->n, 16 * s->attended.kp), quantise_body, &step);
     nf_product output = {
         .w = w->o, .in = &s->attended, .n = s->n, .out = s->x, .out_stride = d->hidden, .add = true};

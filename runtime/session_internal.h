@@ -165,6 +165,9 @@ void nf_norm_row(nf_session *s, const float *x, const float *w, size_t n, float 
 
 /* Layers: read h, add to x. */
 void nf_attention_layer(nf_worker *worker, nf_session *s, uint32_t layer);
+/* The middle of it: q of positions first .. first + n - 1 against the cache, which holds them already; fills
+ * attended.x. */
+void nf_attend(nf_worker *worker, nf_session *s, uint32_t layer);
 void nf_delta_layer(nf_worker *worker, nf_session *s, uint32_t layer);
 void nf_moe_layer(nf_worker *worker, nf_session *s, uint32_t layer);
 

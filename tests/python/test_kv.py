@@ -129,3 +129,19 @@ def test_bytes_are_shown(tiny, kind, per_token):
     assert lines["KV cache per token"] == [str(per_token), "bytes", kind] and int(lines["KV cache"][0]) == 1000 * per_token
     _, err = run("ninfer-run", tiny, "--kv-dtype", kind, input="Who are you?\n/stats\n")
     assert f"{256 * per_token} bytes of KV ({kind}, {per_token} a token)" in err
+
+
+def test_bench_attention(tmp_path):
+    """The measurement runs, its report adds up, and bad values are refused. Its figures are nobody's business here."""
+    flags = ["attention", "--mib", 16, "--runs", 2, "--heads", 4, "--kv-heads", 2, "--head-dim", 32, "--prompt", 256]
+    out, _ = run("ninfer-bench", *flags, "--json", tmp_path / "j", "--markdown", tmp_path / "m")
+    assert (tmp_path / "m").read_text() == out
+    rows = json.loads((tmp_path / "j").read_text())["results"]
+    assert [(r["type"], r["context"], r["tokens"]) for r in rows] == [(k, c, t) for k in KINDS for c, t in ((512, 1), (4096, 1), (32768, 1), (256, 256))]
+    for r in rows:
+        per_token = {"f32": 512, "bf16": 256, "fp8": 144, "q8": 144}[r["type"]]
+        assert abs(r["layer_mb"] * 1e6 - r["context"] * per_token) < 1e3 * r["layer_mb"]
+        assert r["tokens"] > 1 or r["layers"] * r["layer_mb"] > 16
+        assert abs(r["gb_s"] * r["seconds"]["median"] * 1e3 / (r["layers"] * r["layer_mb"]) - 1) < 1e-3
+    for bad, text in ((["--kv-dtype", "q5"], "--kv-dtype must be"), (["--prompt", 300], "multiple of 256"), (["--heads", 5], "no multiple of --kv-heads")):
+        assert text in run("ninfer-bench", *flags, *bad, status=2)[1]
