@@ -9,6 +9,7 @@
  *     prefill         the prompt from an empty context -> seconds
  *     start           empty context -> 0
  *     decode N        the next N tokens, one by one -> seconds
+ *     prompt FILE     int32 [prompt tokens], raw: the prompt from now on -> 0
  *     logits FILE     f32 [prompt tokens, vocabulary] of every position of the prompt, raw -> 0
  */
 #include "ggml-backend.h"
@@ -116,6 +117,14 @@ static double decode(int n) {
     return now() - begin;
 }
 
+static void prompt(const char *path) {
+    FILE *in = fopen(path, "rb");
+    if (!in || fread(ids, sizeof *ids, (size_t)n_prompt, in) != (size_t)n_prompt) fail("cannot read the prompt");
+    fclose(in);
+    for (int i = 0; i < n_prompt; i++)
+        if (ids[i] < 0 || ids[i] >= n_vocab) fail("a token id outside the vocabulary");
+}
+
 static void logits(const char *path) {
     FILE *out = fopen(path, "wb");
     if (!out) fail("cannot create the file of logits");
@@ -148,6 +157,8 @@ int main(int argc, char **argv) {
             start();
         else if (!strncmp(line, "decode ", 7))
             answer = decode(atoi(line + 7));
+        else if (!strncmp(line, "prompt ", 7))
+            prompt(line + 7);
         else if (!strncmp(line, "logits ", 7))
             logits(line + 7);
         else
