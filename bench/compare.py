@@ -42,6 +42,7 @@ def options():
     p.add_argument("--only-check", action="store_true", help="compare logits and measure nothing")
     p.add_argument("--keep", action="store_true", help="leave the models in the work folder")
     p.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of the build (default: all cores)")
+    p.add_argument("--add", action="store_true", help="keep the types of the report at --out that are not measured now")
     p.add_argument("--out", default="bench/results/compare-qwen3-30b-shapes",
                    help="report without its ending (default bench/results/compare-qwen3-30b-shapes)")
     a = p.parse_args()
@@ -156,7 +157,7 @@ def phase(a, **spec):
 def measure(a, llama, kind):
     from peer.measure import Flags, flags_text
     ours, theirs = make_pair(a, kind, a.layers, a.experts, a.vocab)
-    cores = len(os.sched_getaffinity(0))
+    cores, now = len(os.sched_getaffinity(0)), machine()
     say(f"{kind}: flags of llama-bench")
     trial = phase(a, what="trial", llama_bench=llama.bench, theirs=theirs, threads=sorted({max(1, cores // 2), cores}))
     flags = {k: flags_text(Flags(**f)) for k, f in trial["best"].items()}
@@ -168,7 +169,7 @@ def measure(a, llama, kind):
     for path in (ours, theirs):
         if not a.keep:
             path.unlink()
-    return judge(kind, dict(r, flags=flags, trial=trial["table"], bytes=sizes))
+    return judge(kind, dict(r, flags=flags, trial=trial["table"], bytes=sizes, machine=now, commit=commit()))
 
 
 def judge(kind, r):
@@ -204,10 +205,9 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
-def own_command(a):
+def own_command(result):
     """What was asked for, without the folders of this machine."""
-    given = [f"--{k} {getattr(a, k)}" for k in ("layers", "experts", "vocab", "pp", "tg", "rounds")]
-    return f"python3 bench/compare.py --types {','.join(a.types)} {' '.join(given)}"
+    return f"python3 bench/compare.py {' '.join(f'--{k} {v}' for k, v in result['settings'].items())}"
 
 
 def triple(s, digits):
@@ -232,22 +232,22 @@ def type_lines(kind, r, pp, tg):
               f"{r['bytes']['theirs'] / 1e6:.0f} MB. Flags of llama-bench: prefill `{r['flags']['prefill']}`, decode "
               f"`{r['flags']['decode']}`. Rounds measured again because other processes used the processors: "
               f"{len(r['measured_again'])}; in those that count others had at most "
-              f"{max(x['others'] + x['stolen'] for x in r['rounds']):.1%} of them."]
+              f"{max(x['others'] + x['stolen'] for x in r['rounds']):.1%} of them. Commit {r['commit']}, "
+              f"{r['machine']['date']}."]
     return lines
 
 
 def markdown(result):
     from peer.measure import SEGMENT
-    m, s = result["machine"], result["settings"]
+    m, s = next(iter(result["types"].values()))["machine"], result["settings"]
     lines = ["# NInfer beside llama.cpp: shapes of Qwen3-30B-A3B", "",
-             f"{m['cpu']}, {m['cores']} cores, {m['memory_gb']} GB, {m['system']}, load {m['load']} at the start, "
-             f"{m['date']}. `{result['command']}`, commit {result['commit']}; llama.cpp: {result['llama']['origin']}, "
-             f"{', '.join(result['llama']['flags'])}.", "",
+             f"{m['cpu']}, {m['cores']} cores, {m['memory_gb']} GB, {m['system']}. `{own_command(result)}`; llama.cpp: "
+             f"{result['llama']['origin']}, {', '.join(result['llama']['flags'])}.", "",
              f"{s['layers']} layers, {s['experts']} experts of which 8 are chosen, hidden 2048, expert 768, 32 heads, "
              f"4 KV heads of 128, vocabulary {s['vocab']}; random weights, the same to the bit in both files. "
              f"{s['rounds']} rounds: prefill of both programs, then decode in turns of {SEGMENT} tokens, the same tokens for "
-             "both; minimum / **median** / maximum."]
-    for kind, r in result["types"].items():
+             "both; minimum / **median** / maximum. Types may have been measured apart (`--types`, `--add`)."]
+    for kind, r in sorted(result["types"].items()):
         lines += type_lines(kind, r, s["pp"], s["tg"])
     lines += ["", "## The same logits", "",
               "Two layers of the same shapes, 16 experts, vocabulary 8192, 64 tokens at once: logits of the two programs "
@@ -262,14 +262,22 @@ def markdown(result):
 
 def chart(result, path):
     from peer import svg
-    of = result["types"]
+    of = sorted(result["types"].items())
     panels = [("decode", "tokens/s", [(k, [r["decode"]["ours"], r["decode"]["theirs"]], r["decode"]["bound"])
-                                      for k, r in of.items()]),
-              ("prefill", "tokens/s", [(k, [r["prefill"]["ours"], r["prefill"]["theirs"]], None)
-                                       for k, r in of.items()])]
-    svg.bars(path, f"Shapes of Qwen3-30B-A3B, {result['settings']['layers']} layers, {result['machine']['cpu']}, "
-             f"{result['machine']['cores']} cores", ["NInfer", "llama.cpp"], panels,
-             "dashed: all weights of a token at the memory's read bandwidth")
+                                      for k, r in of]),
+              ("prefill", "tokens/s", [(k, [r["prefill"]["ours"], r["prefill"]["theirs"]], None) for k, r in of])]
+    m = of[0][1]["machine"]
+    svg.bars(path, f"Shapes of Qwen3-30B-A3B, {result['settings']['layers']} layers, {m['cpu']}, {m['cores']} cores",
+             ["NInfer", "llama.cpp"], panels, "dashed: all weights of a token at the memory's read bandwidth")
+
+
+def write(result, path):
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path + ".json", "w") as f:
+        json.dump(result, f, indent=1)
+    with open(path + ".md", "w") as f:
+        f.write(markdown(result))
+    chart(result, path + ".svg")
 
 
 def main():
@@ -280,22 +288,22 @@ def main():
     for name in ("ninfer", "ninfer-bench", "tiny-moe.ninfer"):
         if not (a.build / name).exists():
             sys.exit(f"compare: {a.build / name} is missing: run `make all model` first")
-    start = machine()
     llama = Llama(a.work.absolute(), a.llama_dir and a.llama_dir.absolute(), a.llama_version, a.jobs)
     logits = check_logits(a, llama, a.types)
     if a.only_check:
         print(json.dumps(logits, indent=1))
         return
-    result = dict(machine=start, command=own_command(a), commit=commit(),
-                  settings={k: getattr(a, k) for k in ("layers", "experts", "vocab", "pp", "tg", "rounds")},
-                  llama=dict(origin=llama.origin, flags=llama.flags), logits=logits,
-                  types={kind: measure(a, llama, kind) for kind in a.types})
-    os.makedirs(os.path.dirname(a.out) or ".", exist_ok=True)
-    with open(a.out + ".json", "w") as f:
-        json.dump(result, f, indent=1)
-    with open(a.out + ".md", "w") as f:
-        f.write(markdown(result))
-    chart(result, a.out + ".svg")
+    result = dict(settings={k: getattr(a, k) for k in ("layers", "experts", "vocab", "pp", "tg", "rounds")},
+                  llama=dict(origin=llama.origin, flags=llama.flags), logits=logits, types={})
+    if a.add:
+        old = json.loads(Path(a.out + ".json").read_text())
+        if (old["settings"], old["llama"]) != (result["settings"], result["llama"]):
+            sys.exit(f"compare: --add: {a.out}.json was measured with other settings or another llama.cpp")
+        result["types"].update(old["types"])
+        result["logits"] = {**old["logits"], **logits}
+    for kind in a.types:
+        result["types"][kind] = measure(a, llama, kind)
+        write(result, a.out)
     print(markdown(result))
 
 
