@@ -19,7 +19,7 @@
 typedef struct settings {
     int64_t pp, tg, threads, runs, mib;
     bool turns;
-    const char *path;
+    const char *path, *weights;
 } settings;
 
 typedef struct bench {
@@ -66,7 +66,7 @@ static nf_status make_ids(bench *b, nf_error *err) {
 }
 
 static nf_status open_all(bench *b, nf_error *err) {
-    const nf_model_options options = {.n_threads = (int)b->o->threads};
+    const nf_model_options options = {.n_threads = (int)b->o->threads, .weights = b->o->weights};
     nf_status status = nf_model_open(b->o->path, &options, &b->model, err);
     if (status) return status;
     nf_model_get_info(b->model, &b->info);
@@ -183,12 +183,12 @@ static nf_status write_report(bench *b, nf_bench_report *report, int argc, char 
         nf_report_begin(report, "A model from prompt to answer", argc, argv, i->n_threads, err);
     if (status) return status;
     const double rate = b->tg.median * b->token_bytes / 1e9;
-    json_t *all =
-        json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:f, s:f, s:o}", "model", i->name,
-                  "architecture", i->architecture, "type", i->type, "isa", i->isa, "pp", (json_int_t)b->o->pp,
-                  "tg", (json_int_t)b->o->tg, "prefill_tok_s", nf_summary_json(b->pp), "decode_tok_s",
-                  nf_summary_json(b->tg), "read_gb_s", nf_summary_json(b->read), "token_bytes",
-                  b->token_bytes, "decode_gb_s", rate, "of_read", nf_summary_json(b->of_read));
+    json_t *all = json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:f, s:f, s:o}", "model",
+                            i->name, "architecture", i->architecture, "type", i->type, "weights", i->weights,
+                            "isa", i->isa, "pp", (json_int_t)b->o->pp, "tg", (json_int_t)b->o->tg,
+                            "prefill_tok_s", nf_summary_json(b->pp), "decode_tok_s", nf_summary_json(b->tg),
+                            "read_gb_s", nf_summary_json(b->read), "token_bytes", b->token_bytes,
+                            "decode_gb_s", rate, "of_read", nf_summary_json(b->of_read));
     if (!all || json_object_update(report->json, all)) {
         json_decref(all);
         return nf_fail(err, NF_ERR_MEMORY, "out of memory for the report");
@@ -204,11 +204,12 @@ static nf_status write_report(bench *b, nf_bench_report *report, int argc, char 
                            (long long)b->o->tg, b->tg.min, b->tg.median, b->tg.max);
     if (!status)
         status = nf_buf_printf(&report->text, err,
+                               "| weights | %s |\n"
                                "| read for a decoded token | %.1f MB, %.2f GB/s |\n"
                                "| memory read bandwidth | %.2f / **%.2f** / %.2f GB/s |\n"
                                "| decode, of the read bandwidth of its run | %.3f / **%.3f** / %.3f |\n",
-                               b->token_bytes / 1e6, rate, b->read.min, b->read.median, b->read.max,
-                               b->of_read.min, b->of_read.median, b->of_read.max);
+                               i->weights, b->token_bytes / 1e6, rate, b->read.min, b->read.median,
+                               b->read.max, b->of_read.min, b->of_read.median, b->of_read.max);
     return status ? status : nf_report_end(report, err);
 }
 
@@ -237,6 +238,11 @@ int nf_bench_model(int argc, char **argv) {
          .min = 1,
          .max = 1024,
          .help = "threads (default: one per core that the process may use)"},
+        {.name = "weights",
+         .kind = NF_OPT_TEXT,
+         .dst = &o.weights,
+         .value = "WHERE",
+         .help = "map, ram or auto, as in ninfer (default map)"},
         {.name = "runs",
          .kind = NF_OPT_INT,
          .dst = &o.runs,

@@ -24,17 +24,26 @@ static size_t round_up(size_t n, size_t to) {
     return (n + to - 1) / to * to;
 }
 
+/* A line of /proc/meminfo, "Hugepagesize:       2048 kB"; 0 when there is none. */
+static uint64_t meminfo(const char *name) {
+    char line[128];
+    const size_t n = strlen(name);
+    uint64_t value = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, name, n)) value = strtoull(line + n, NULL, 10);
+    if (f) fclose(f);
+    return value;
+}
+
+uint64_t nf_memory_available(uint64_t limit) {
+    const uint64_t available = meminfo("MemAvailable:") << 10;
+    return limit && limit < available ? limit : available;
+}
+
 /* The pool's default page size; 0: no pool. */
 static size_t pool_page_bytes(void) {
-    char line[128];
-    unsigned long long kib = 0, total = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
-    while (f && fgets(line, sizeof line, f)) {
-        if (!strncmp(line, "HugePages_Total:", 16)) total = strtoull(line + 16, NULL, 10);
-        if (!strncmp(line, "Hugepagesize:", 13)) kib = strtoull(line + 13, NULL, 10);
-    }
-    if (f) fclose(f);
-    return total ? (size_t)kib << 10 : 0;
+    return meminfo("HugePages_Total:") ? (size_t)meminfo("Hugepagesize:") << 10 : 0;
 }
 
 /* Takes the pages now: where the pool or a control group's limit on it cannot give them all, writing to them

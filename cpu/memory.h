@@ -46,4 +46,8 @@ typedef struct nf_memory_report {
 /* What the kernel says in /proc/self/smaps about this memory. */
 nf_status nf_memory_inspect(const nf_memory *memory, nf_memory_report *out, nf_error *err);
 
+/* Bytes that a program could still take without swapping, as the kernel estimates them (MemAvailable), but no
+ * more than `limit` (of a control group; 0: none). 0 when the kernel does not say. */
+uint64_t nf_memory_available(uint64_t limit);
+
 #endif

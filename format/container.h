@@ -113,6 +113,10 @@ void nf_container_meta_at(const nf_container *c, size_t i, const char **key, con
 /* Maps an object as one contiguous read-only range (segments of several parts are joined with MAP_FIXED); the
  * first call maps, later calls return the same pointer; thread-safe. Lives until nf_container_close. */
 nf_status nf_container_map(nf_container *c, const nf_object *object, const uint8_t **out, nf_error *err);
+/* Copies n stored bytes of an object from `offset` on (offset + n <= object->bytes) without mapping it or
+ * checking them; thread-safe. */
+nf_status nf_container_read(const nf_container *c, const nf_object *object, uint64_t offset, void *out,
+                            size_t n, nf_error *err);
 /* Reads and, if needed, decompresses a blob into out (appended). Checks the checksum. */
 nf_status nf_container_read_blob(nf_container *c, const nf_object *object, nf_buf *out, nf_error *err);
 /* Checks one expert blob or (expert = UINT64_MAX) all chunks of an object against the stored checksums. */

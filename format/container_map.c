@@ -57,6 +57,25 @@ nf_status nf_container_map(nf_container *c, const nf_object *object, const uint8
     return status;
 }
 
+nf_status nf_container_read(const nf_container *c, const nf_object *object, uint64_t offset, void *out,
+                            size_t n, nf_error *err) {
+    uint8_t *to = out;
+    if (offset > object->bytes || n > object->bytes - offset)
+        return nf_fail(err, NF_ERR_ARGUMENT, "%s: '%s' ends before byte %llu", c->path, object->name,
+                       (unsigned long long)offset + n);
+    while (n) {
+        const nf_place place = nf_locate(object, offset);
+        const size_t count = place.left < n ? (size_t)place.left : n;
+        nf_status status =
+            nf_pread_full(c->parts[place.part].fd, to, count, place.at, c->parts[place.part].path, err);
+        if (status) return status;
+        to += count;
+        offset += count;
+        n -= count;
+    }
+    return NF_OK;
+}
+
 /* ---- blobs ---- */
 
 /* The file a blob begins in, for messages. */

@@ -38,6 +38,7 @@ static void print_stats(const nf_chat *chat) {
     nf_session_get_info(chat->session, &session);
     uint32_t position = nf_session_position(chat->session);
     fprintf(stderr, "model    %s (%s, %s), %s kernels\n", info.name, info.architecture, info.type, info.isa);
+    fprintf(stderr, "weights  %s\n", info.weights);
     fprintf(stderr, "threads  %d, %spinned: %s\n", info.n_threads, info.pinned ? "" : "not ", info.pinning);
     fprintf(stderr, "context  %u of %u tokens, %llu bytes of KV (%s, %llu a token), %llu of state\n",
             position, chat->max_context, (unsigned long long)session.kv_bytes, session.kv_dtype,

@@ -25,6 +25,7 @@ nf_status nf_load_model(const char *path, const nf_load_args *args, nf_model **o
     nf_progress bar = {.out = stderr, .cancel = nf_interrupt_flag()};
     const nf_model_options options = {.n_threads = (int)args->threads,
                                       .no_pin = args->no_pin,
+                                      .weights = args->weights,
                                       .verify = args->verify,
                                       .progress = nf_progress_bar,
                                       .progress_user = &bar};

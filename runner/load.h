@@ -16,6 +16,7 @@
 typedef struct nf_load_args {
     int64_t threads;
     bool no_pin, verify;
+    const char *weights;
 } nf_load_args;
 
 /* Rows of an nf_opt table for `a` (an nf_load_args variable). */
@@ -25,6 +26,10 @@ typedef struct nf_load_args {
      "threads (default: one per core that the process may use)", 1, 1024, NULL},                             \
     {"no-pin", 0, NF_OPT_FLAG, &(a).no_pin, NULL,                                                            \
      "pin no thread to a core (default: NINFER_PIN=0 or 1;\npinned on several NUMA nodes)", 0, 0, NULL},     \
+    {"weights", 0, NF_OPT_TEXT, &(a).weights, "WHERE",                                                       \
+     "map: in the mapped file (default); ram: copied to memory, on huge\npages; auto: ram where it fits "    \
+     "and is known to help",                                                                                 \
+     0, 0, NULL},                                                                                            \
     {"verify", 0, NF_OPT_FLAG, &(a).verify, NULL, "check every checksum of the model before using it", 0, 0, \
      NULL}
 /* clang-format on */

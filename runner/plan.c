@@ -11,6 +11,7 @@
 #include "runtime/session_internal.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/stat.h>
 
 static void row(FILE *out, const char *what, uint64_t bytes, const char *remark) {
@@ -43,7 +44,11 @@ static nf_status print_session(const nf_plan_options *o, uint32_t limit, uint64_
 static nf_status print_container(const char *path, const nf_plan_options *o, FILE *out, nf_error *err) {
     nf_model *model = NULL;
     nf_model_info info;
-    nf_status status = nf_load_model(path, &o->load, &model, err);
+    nf_load_args load = o->load;
+    const char *where = load.weights;
+    const bool copied = where && (!strcmp(where, "ram") || !strcmp(where, "auto"));
+    if (copied) load.weights = "map"; /* only looked at */
+    nf_status status = nf_load_model(path, &load, &model, err);
     if (status) return status;
     nf_model_get_info(model, &info);
     session_bytes bytes;
@@ -53,7 +58,10 @@ static nf_status print_container(const char *path, const nf_plan_options *o, FIL
             info.type, info.n_layers, info.n_experts, info.top_k);
     fprintf(out, "%-24s %s\n", "container", path);
     row(out, "file, all parts", info.file_bytes, "");
-    row(out, "weights", info.weight_bytes, "mapped from the file");
+    row(out, "weights", info.weight_bytes,
+        !copied         ? info.weights
+        : *where == 'r' ? "copied to memory"
+                        : "copied to memory if that fits and helps");
     row(out, "  of these experts", info.expert_bytes, "");
     status = print_session(o, info.max_context, info.weight_bytes, &bytes, out, err);
     if (!status) fprintf(out, "%-24s %d, %s kernels\n", "threads", info.n_threads, info.isa);

@@ -101,18 +101,16 @@ static nf_status load_description(nf_model *model, nf_error *err) {
     return nf_model_desc_parse(config, strlen(config), model->path, &model->desc, err);
 }
 
-static nf_status start_team(nf_model *model, const nf_model_options *options, nf_error *err) {
-    nf_topology topology;
+static nf_status start_team(nf_model *model, const nf_model_options *options, const nf_topology *topology,
+                            nf_error *err) {
     nf_thread_plan plan = {0};
     nf_status status = nf_kernels_get(&model->kernels, err);
-    if (!status) status = nf_topology_get(&topology, err);
-    if (status) return status;
-    status = nf_thread_plan_make(&topology, options->n_threads, options->no_pin ? NF_PIN_OFF : NF_PIN_AUTO,
-                                 &plan, err);
+    if (!status)
+        status = nf_thread_plan_make(topology, options->n_threads, options->no_pin ? NF_PIN_OFF : NF_PIN_AUTO,
+                                     &plan, err);
     if (!status) status = nf_team_start(&model->team, &plan, err);
     model->pinning = plan.why;
     nf_thread_plan_free(&plan);
-    nf_topology_free(&topology);
     return status;
 }
 
@@ -128,14 +126,18 @@ nf_status nf_model_open(const char *path, const nf_model_options *options, nf_mo
     nf_model *model = nf_calloc_aligned(64, 1, sizeof *model, "a model", err);
     if (!model) return NF_ERR_MEMORY;
     pthread_mutex_init(&model->compute, NULL);
+    nf_topology topology = {0};
     nf_status status = (model->path = nf_strdup(path, err)) ? NF_OK : NF_ERR_MEMORY;
-    if (!status) status = start_team(model, options, err);
+    if (!status) status = nf_topology_get(&topology, err);
+    if (!status) status = start_team(model, options, &topology, err);
     if (!status) status = nf_container_open(path, &model->container, err);
     if (!status) status = load_description(model, err);
     if (!status) status = load_text(model, err);
     if (!status) status = load_generation(model, err);
-    if (!status) status = nf_model_bind(model, err);
     if (!status && options->verify) status = verify_all(model, options, err);
+    if (!status) status = nf_weights_load(model, options, &topology, err);
+    if (!status) status = nf_model_bind(model, err);
+    nf_topology_free(&topology);
     if (status) {
         nf_model_free(model);
         return status;
@@ -154,6 +156,7 @@ void nf_model_free(nf_model *model) {
     nf_template_free(model->chat_template);
     nf_buf_free(&model->tokenizer_blob);
     nf_buf_free(&model->template_text);
+    nf_weights_free(model);
     nf_container_close(model->container);
     pthread_mutex_destroy(&model->compute);
     free(model->stop_ids);
@@ -182,6 +185,7 @@ void nf_model_get_info(const nf_model *model, nf_model_info *out) {
         .n_threads = model->team.n_threads,
         .pinned = model->team.pinned,
         .pinning = model->pinning,
+        .weights = model->weights_text,
         .isa = model->kernels->name,
         .has_chat_template = model->chat_template != NULL,
     };

@@ -59,7 +59,7 @@ static nf_status locate(binder *b, const char *name, nf_role role, const nf_obje
     if (status) return status;
     *object = o;
     model->weight_bytes += o->bytes;
-    return nf_container_map(model->container, o, bytes, err);
+    return nf_weights_bytes(model, o, bytes, err);
 }
 
 __attribute__((format(printf, 3, 4))) static const char *name_of(char *out, size_t n, const char *format,

@@ -8,6 +8,7 @@
 #include "runtime/ninfer.h"
 
 #include "cpu/kernels.h"
+#include "cpu/memory.h"
 #include "cpu/team.h"
 #include "format/container.h"
 #include "runtime/family.h"
@@ -49,6 +50,12 @@ typedef struct nf_layer {
 
 struct nf_recorder;
 
+/* An object that was copied to memory of our own. */
+typedef struct nf_weight_copy {
+    const nf_object *object;
+    size_t at; /* bytes into nf_model.memory */
+} nf_weight_copy;
+
 struct nf_model {
     char *path;
     nf_container *container;
@@ -63,6 +70,10 @@ struct nf_model {
     int32_t *stop_ids;          /* ids that end an answer */
     size_t n_stop_ids;
     uint64_t weight_bytes, expert_bytes, file_bytes;
+    nf_memory memory;       /* copies of the weights; none: they are used where the file is mapped */
+    nf_weight_copy *copies; /* [n_copies] */
+    size_t n_copies;
+    char weights_text[192]; /* where the weights are, for people */
     bool integer_dot; /* some matrix has an integer-dot type: normalised rows are quantised (contract A, step
                          1) */
     const nf_kernels *kernels;
@@ -74,6 +85,14 @@ struct nf_model {
 
 /* Matrix `which` (0 gate, 1 up, 2 down) of one expert. */
 nf_weights nf_expert_weights(const nf_moe_weights *moe, size_t expert, int which);
+
+/* Copies the weights to memory if options->weights (or `auto`) wants that; before nf_model_bind. */
+nf_status nf_weights_load(nf_model *model, const nf_model_options *options, const nf_topology *topology,
+                          nf_error *err);
+void nf_weights_free(nf_model *model);
+/* Bytes of an object of the model's, wherever they are. */
+nf_status nf_weights_bytes(const nf_model *model, const nf_object *object, const uint8_t **out,
+                           nf_error *err);
 
 /* Finds and checks every tensor of the text component; fills layers, embedding, head and norms. */
 nf_status nf_model_bind(nf_model *model, nf_error *err);

@@ -48,13 +48,18 @@ NF_API void nf_free(void *p);
 /* ---- models ---- */
 
 typedef struct nf_model_options {
-    int n_threads;           /* 0: one per physical core this process may use, within its
-                              quota of processor time */
-    bool no_pin;             /* leave threads to the system's scheduler; without it NINFER_PIN=0 or 1
-                              * decides, and otherwise a team that has every allowed core of several
-                              * NUMA nodes is pinned */
+    int n_threads; /* 0: one per physical core this process may use, within its
+                    quota of processor time */
+    bool no_pin;   /* leave threads to the system's scheduler; without it NINFER_PIN=0 or 1
+                    * decides, and otherwise a team that has every allowed core of several
+                    * NUMA nodes is pinned */
+    /* Where weights are: "map" (NULL means it): used in the mapped file; "ram": copied to memory, on huge
+     * pages where the system gives them, interleaved over NUMA nodes; "auto": ram where half of the free
+     * memory is enough for it and it helps (several nodes, or a fresh `ninfer-bench machine` says that huge
+     * pages do). Never changes the result. */
+    const char *weights;
     bool verify;             /* check every tensor's checksum before the first use */
-    nf_progress_fn progress; /* may be NULL; called during verification */
+    nf_progress_fn progress; /* may be NULL; called during verification and while weights are copied */
     void *progress_user;
 } nf_model_options;
 
@@ -83,6 +88,7 @@ typedef struct nf_model_info {
     int n_threads;               /* threads in use */
     bool pinned;                 /* each to a core of its own */
     const char *pinning;         /* why so or not, in a few words */
+    const char *weights;         /* where the weights are, and what of huge pages and nodes was got */
     const char *isa;             /* kernels in use: "portable", "avx2", "avx512" */
     bool has_chat_template;
 } nf_model_info;

@@ -34,7 +34,7 @@ static nf_status add_object(nf_recorder *r, const nf_tensor_spec *spec, nf_error
     const nf_object *o = nf_container_find(r->model->container, spec->name);
     const uint8_t *bytes;
     if (!o) return nf_fail(err, NF_ERR_INTERNAL, "tensor '%s' is missing", spec->name);
-    nf_status status = nf_container_map(r->model->container, o, &bytes, err);
+    nf_status status = nf_weights_bytes(r->model, o, &bytes, err);
     for (size_t i = 0; i < n && !status; i++) {
         place where = {.first = (uintptr_t)bytes, .end = (uintptr_t)bytes + o->bytes, .entry = r->set.n};
         if (spec->role == NF_ROLE_BANK) {

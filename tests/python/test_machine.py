@@ -71,3 +71,19 @@ def test_pinning(tmp_path):
     assert chat({"NINFER_PIN": "1"}, "--no-pin") == (plain, ["threads  1, not pinned: not asked for"])
     _, err = run("ninfer-run", tmp_path / "m.ninfer", "--prompt", "x", env={"NINFER_PIN": "yes"}, status=1)
     assert "NINFER_PIN must be 0 or 1, not 'yes'" in err
+
+
+def test_weights(tmp_path):
+    """In the file or in memory, the same answer; unknown places are refused, and a dry run copies nothing."""
+    run("ninfer-convert", MODEL, tmp_path / "m.ninfer")
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    answers = {w: run("ninfer", tmp_path / "m.ninfer", "-p", "Debian is", "-n", 20, "--weights", w, env=env)[0] for w in ("map", "ram", "auto")}
+    assert len(set(answers.values())) == 1
+    _, err = run("ninfer", tmp_path / "m.ninfer", "-p", "x", "--weights", "disk", status=1)
+    assert "'map', 'ram' or 'auto', not 'disk'" in err
+    out, err = run("ninfer-run", tmp_path / "m.ninfer", "--dry-run", "--weights", "ram")
+    assert "copied to memory" in out and "load" not in err
+    _, err = run("ninfer-run", tmp_path / "m.ninfer", "--weights", "ram", input="/stats\n", env=env)
+    assert "MB copied to memory" in err
+    _, err = run("ninfer-run", tmp_path / "m.ninfer", "--weights", "auto", input="/stats\n", env=env)
+    assert "mapped from the file: " in err or "MB copied to memory" in err  # several nodes: copied
