@@ -48,8 +48,8 @@ all: $(COMMANDS) $(BUILD)/libninfer.a $(BUILD)/libninfer.so $(BUILD)/example-gen
 AVX2_FLAGS := -mavx2 -mfma -mf16c
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512vnni
 AMX_FLAGS := $(AVX512_FLAGS) -mamx-tile -mamx-int8
-$(BUILD)/obj/cpu/%_avx2.o: BASE_CFLAGS += $(AVX2_FLAGS)
-$(BUILD)/obj/cpu/%_avx512.o $(BUILD)/obj/tests/support/%_avx512.o: BASE_CFLAGS += $(AVX512_FLAGS)
+$(BUILD)/obj/cpu/%_avx2.o $(BUILD)/obj/bench/%_avx2.o: BASE_CFLAGS += $(AVX2_FLAGS)
+$(BUILD)/obj/cpu/%_avx512.o $(BUILD)/obj/bench/%_avx512.o $(BUILD)/obj/tests/support/%_avx512.o: BASE_CFLAGS += $(AVX512_FLAGS)
 
 $(BUILD)/obj/cpu/%_amx.o: BASE_CFLAGS += $(AMX_FLAGS)
 

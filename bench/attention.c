@@ -3,9 +3,10 @@
  * cache of each type. Decode: one token against a full context, layer after layer through caches that are
  * together far larger than the processor's own, in alternation with plain reading of as much memory; it
  * reads every byte of K and V once and can be no faster than that. Prefill: a prompt from an empty context,
- * bound by arithmetic.
+ * bound by arithmetic. Multiply-adds in registers (bench/peak.h) are timed in the same alternation.
  */
 #include "bench/bench.h"
+#include "bench/peak.h"
 
 #include "base/progress.h"
 #include "cpu/thread_plan.h"
@@ -116,16 +117,53 @@ static nf_status time_once(bench *b, double *seconds, nf_error *err) {
     return NF_OK;
 }
 
-static nf_status time_runs(bench *b, nf_summary *seconds, nf_summary *read, nf_error *err) {
-    double s[NF_BENCH_MAX_RUNS], r[NF_BENCH_MAX_RUNS];
+/* ---- the bound of arithmetic ---- */
+
+typedef struct peak_work {
+    double (*fn)(size_t rounds, float *sink);
+    atomic_uint_fast64_t flops;
+    float *sinks; /* [threads] */
+} peak_work;
+
+#define PEAK_ROUNDS ((size_t)1 << 16)
+
+static void peak_body(void *user, size_t begin, size_t end, int thread) {
+    peak_work *w = user;
+    for (size_t i = begin; i < end; i++)
+        atomic_fetch_add(&w->flops, (uint64_t)w->fn(PEAK_ROUNDS, &w->sinks[thread]));
+}
+
+static void run_peak(nf_worker *worker, void *user) {
+    nf_team_loop(worker, 64 * (size_t)worker->team->n_threads, 1, peak_body, user);
+}
+
+/* GFLOP/s of multiply-adds in registers; 0 where the level has no vectors of its own. */
+static double peak_gflop_s(bench *b) {
+    const char *isa = b->model.kernels->name;
+    float sinks[1024];
+    peak_work w = {.sinks = sinks};
+#if defined(__x86_64__)
+    if (!strcmp(isa, "avx2")) w.fn = nf_peak_avx2;
+    if (!strcmp(isa, "avx512") || !strcmp(isa, "amx")) w.fn = nf_peak_avx512;
+#endif
+    if (!w.fn) return 0;
+    const double start = nf_now();
+    nf_team_run(&b->model.team, run_peak, &w);
+    return (double)atomic_load(&w.flops) / (nf_now() - start) / 1e9;
+}
+
+static nf_status time_runs(bench *b, nf_summary *seconds, nf_summary *read, nf_summary *peak, nf_error *err) {
+    double s[NF_BENCH_MAX_RUNS], r[NF_BENCH_MAX_RUNS], p[NF_BENCH_MAX_RUNS];
     nf_status status = time_once(b, s, err); /* touches everything, counts for nothing */
     for (int64_t i = 0; i < b->o->runs && !status; i++) {
         r[i] = nf_bench_read_gb_s(&b->model.team, &b->memory);
         status = time_once(b, &s[i], err);
+        p[i] = peak_gflop_s(b);
     }
     if (status) return status;
     *seconds = nf_summarise(s, (size_t)b->o->runs);
     *read = nf_summarise(r, (size_t)b->o->runs);
+    *peak = nf_summarise(p, (size_t)b->o->runs);
     return NF_OK;
 }
 
@@ -137,28 +175,31 @@ static nf_status measure_one(bench *b, nf_kv_type type, uint32_t context, uint32
     const double layer_bytes = (double)context / NF_ATTENTION_BLOCK * (double)o->kv_heads * (double)l.bytes;
     const double fitting = (double)((uint64_t)o->mib << 20) / layer_bytes;
     const uint32_t layers = tokens > 1 ? 4 : (uint32_t)fitting + 1;
-    nf_summary seconds, read;
+    nf_summary seconds, read, peak;
     nf_status status = open_session(b, type, context, tokens, layers, err);
-    if (!status) status = time_runs(b, &seconds, &read, err);
+    if (!status) status = time_runs(b, &seconds, &read, &peak, err);
     close_session(b);
     if (status) return status;
     const double keys = tokens * (context - tokens) + tokens * (tokens + 1.0) / 2, /* of all tokens */
         gflop = 4.0 * keys * (double)o->heads * (double)o->dim * layers / 1e9,
                  gb = layer_bytes * layers / 1e9, of_read = gb / seconds.median / read.median;
+    const double of_peak = peak.median > 0 ? gflop / seconds.median / peak.median : 0;
     const char *name = nf_kv_type_name(type);
     json_t *row =
-        json_pack("{s:s, s:i, s:i, s:i, s:f, s:o, s:o, s:f, s:f, s:f}", "type", name, "context", (int)context,
-                  "tokens", (int)tokens, "layers", (int)layers, "layer_mb", layer_bytes / 1e6, "seconds",
-                  nf_summary_json(seconds), "read_gb_s", nf_summary_json(read), "gb_s", gb / seconds.median,
-                  "of_read", of_read, "gflop_s", gflop / seconds.median);
+        json_pack("{s:s, s:i, s:i, s:i, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f}", "type", name, "context",
+                  (int)context, "tokens", (int)tokens, "layers", (int)layers, "layer_mb", layer_bytes / 1e6,
+                  "seconds", nf_summary_json(seconds), "read_gb_s", nf_summary_json(read), "peak_gflop_s",
+                  nf_summary_json(peak), "gb_s", gb / seconds.median, "of_read", of_read, "gflop_s",
+                  gflop / seconds.median, "of_peak", of_peak);
     if (!row || json_array_append_new(b->results, row))
         return nf_fail(err, NF_ERR_MEMORY, "out of memory for the report");
     fprintf(stderr, "%-4s %5u of %5u: %.1f GB/s, %.0f GFLOP/s\n", name, tokens, context, gb / seconds.median,
             gflop / seconds.median);
     const double us = 1e6 / layers;
-    status = nf_buf_printf(&report->text, err, "| %s | %u | %u | %.0f / **%.0f** / %.0f | %.0f |", name,
-                           context, tokens, seconds.min * us, seconds.median * us, seconds.max * us,
-                           gflop / seconds.median);
+    status =
+        nf_buf_printf(&report->text, err, "| %s | %u | %u | %.0f / **%.0f** / %.0f | %.0f | %.0f | %.2f |",
+                      name, context, tokens, seconds.min * us, seconds.median * us, seconds.max * us,
+                      gflop / seconds.median, peak.median, of_peak);
     if (!status && tokens == 1)
         status = nf_buf_printf(&report->text, err, " %.1f | %.1f | %.2f |\n", gb / seconds.median,
                                read.median, of_read);
@@ -197,11 +238,18 @@ static nf_status measure(bench *b, nf_bench_report *report, int argc, char **arg
         &report->text, err,
         "%s kernels, %lld query heads, %lld KV heads of %lld, %lld runs; time of one layer: minimum / "
         "**median** / maximum.\nOne token: over so many layers that their caches fill %lld MiB, in "
-        "alternation with reading that much memory.\n\n"
-        "| KV | context | tokens | us a layer | GFLOP/s | GB/s | read GB/s | of read |\n"
-        "|---|---|---|---|---|---|---|---|\n",
+        "alternation with reading that much memory and with multiply-adds in registers (peak; 0: not "
+        "measured "
+        "at this level).\nBoth bounds hold: a group of %lld heads does %.0f flops for a byte of an f32 "
+        "cache, "
+        "four times that for a byte of q8 or fp8.\n\n"
+        "| KV | context | tokens | us a layer | GFLOP/s | peak GFLOP/s | of peak | GB/s | read GB/s | of "
+        "read "
+        "|\n"
+        "|---|---|---|---|---|---|---|---|---|---|\n",
         b->model.kernels->name, (long long)o->heads, (long long)o->kv_heads, (long long)o->dim,
-        (long long)o->runs, (long long)o->mib);
+        (long long)o->runs, (long long)o->mib, (long long)(o->heads / o->kv_heads),
+        (double)o->heads / (double)o->kv_heads / 2);
     for (int type = 0; type < NF_KV_N_TYPES && !status; type++)
         if (!o->type || !strcmp(o->type, nf_kv_type_name((nf_kv_type)type)))
             status = measure_type(b, (nf_kv_type)type, report, err);
